@@ -1,0 +1,85 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+
+	"torpor/vmm/x86"
+)
+
+// Config is a machine before it exists. Paths are the caller's.
+type Config struct {
+	VCPUs       int    // 1-4
+	MemoryBytes uint64 // 128 MiB-4 GiB, a multiple of 2 MiB
+	Disks       []Disk // vda, vdb, ... in this order
+	Vsock       *Vsock // nil: none
+	Console     *Console
+}
+
+// Disk is a read-only base with copy-on-write layers over it (package cow).
+type Disk struct {
+	ID     string   // virtio-blk id, at most 20 bytes
+	Base   string   // raw image
+	Layers []string // read-only, oldest first
+	Top    string   // takes the writes; empty makes the disk read-only
+}
+
+// Vsock is the socket device.
+type Vsock struct {
+	CID    uint64 // of the guest, at least 3
+	Socket string // hybrid unix socket
+}
+
+// Console is the serial port.
+type Console struct {
+	Log      string // file that keeps the newest output; empty keeps a tail in memory only
+	MaxBytes uint64 // of the file; 0 for legacy.DefaultLogBytes
+}
+
+// Kernel is what Boot starts.
+type Kernel struct {
+	Path    string // ELF vmlinux
+	Initrd  string // optional
+	Cmdline string
+}
+
+// ErrConfig is wrapped by every error about a Config.
+var ErrConfig = errors.New("bad machine")
+
+const (
+	maxDiskID = 20
+	minCID    = 3
+	maxDisks  = 8
+)
+
+// validate reports all faults together.
+func (c Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%w: %s", ErrConfig, fmt.Sprintf(format, args...)))
+	}
+	if c.VCPUs < 1 || c.VCPUs > x86.MaxVCPUs {
+		bad("%d vCPUs, want 1 to %d", c.VCPUs, x86.MaxVCPUs)
+	}
+	if c.MemoryBytes < x86.MinMemory || c.MemoryBytes > x86.MaxMemory || c.MemoryBytes%x86.MemoryAlign != 0 {
+		bad("%d bytes of memory, want 128 MiB to 4 GiB in steps of 2 MiB", c.MemoryBytes)
+	}
+	if len(c.Disks) > maxDisks {
+		bad("%d disks, at most %d are possible", len(c.Disks), maxDisks)
+	}
+	for i, d := range c.Disks {
+		if len(d.ID) > maxDiskID {
+			bad("id of disk %d is longer than %d bytes", i, maxDiskID)
+		}
+		if d.Base == "" && d.Top == "" && len(d.Layers) == 0 {
+			bad("disk %d has no files", i)
+		}
+	}
+	if c.Vsock != nil && (c.Vsock.CID < minCID || c.Vsock.CID >= 1<<32-1) {
+		bad("vsock CID %d, want %d or more", c.Vsock.CID, minCID)
+	}
+	if c.Vsock != nil && c.Vsock.Socket == "" {
+		bad("vsock without a socket path")
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,380 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"torpor/vmm/cow"
+	"torpor/vmm/kvm"
+	"torpor/vmm/legacy"
+	"torpor/vmm/snapshot"
+	"torpor/vmm/virtio"
+	"torpor/vmm/x86"
+)
+
+// State of a machine.
+type State int32
+
+// The states; see the package comment for the moves.
+const (
+	Paused State = iota
+	Running
+	Ended
+)
+
+func (s State) String() string { return [...]string{"paused", "running", "ended"}[s] }
+
+// Errors callers branch on.
+var (
+	ErrEnded     = errors.New("the guest has ended")
+	ErrNotPaused = errors.New("the machine is not paused")
+)
+
+// Machine is one virtual machine.
+type Machine struct {
+	log   zerolog.Logger
+	shape snapshot.Shape
+
+	kvm     *kvm.System
+	vm      *kvm.VM
+	ram     *ram
+	vcpus   []*vcpu
+	bus     bus
+	disks   []*cow.Chain
+	vsock   *virtio.Vsock // nil: none
+	console *legacy.Log   // nil: none
+	uartIRQ eventfd       // valid with a console
+
+	endings    chan End // from vCPU threads
+	closing    chan struct{}
+	supervised chan struct{}
+	done       chan struct{}
+	end        End // valid when done is closed
+
+	state atomic.Int32 // a State; written under mu, read anywhere
+
+	// mu serialises the operations.
+	mu       sync.Mutex
+	clock    uint64   // kvmclock at the pause, ns; valid while paused
+	baseSums []uint32 // checksums of the base memory; nil without one
+}
+
+// capabilities the machine cannot do without.
+var required = []struct {
+	cap  kvm.Cap
+	name string
+}{
+	{kvm.CapIRQChip, "IRQCHIP"},
+	{kvm.CapUserMemory, "USER_MEMORY"},
+	{kvm.CapIRQFD, "IRQFD"},
+	{kvm.CapIOEventFD, "IOEVENTFD"},
+	{kvm.CapImmediateExit, "IMMEDIATE_EXIT"},
+	{kvm.CapXSave, "XSAVE"},
+	{kvm.CapXCRs, "XCRS"},
+}
+
+// assemble builds the machine around its memory, everything but vCPU and device state. It takes ram over, whatever happens.
+func assemble(cfg Config, mem *ram, log zerolog.Logger) (_ *Machine, err error) {
+	var u undo
+	defer func() {
+		if err != nil {
+			u.run()
+		}
+	}()
+	u.add(mem.close)
+	m := &Machine{
+		log: log, ram: mem, uartIRQ: -1,
+		endings: make(chan End, x86.MaxVCPUs), closing: make(chan struct{}), supervised: make(chan struct{}), done: make(chan struct{}),
+	}
+	if m.kvm, err = openKVM(); err != nil {
+		return nil, err
+	}
+	u.add(func() { _ = m.kvm.Close() })
+	if m.vm, err = m.kvm.CreateVM(); err != nil {
+		return nil, fmt.Errorf("create VM: %w", err)
+	}
+	u.add(func() { _ = m.vm.Close() })
+	if err := m.platform(); err != nil {
+		return nil, err
+	}
+	for id := range cfg.VCPUs {
+		c, err := newVCPU(m.vm, id)
+		if err != nil {
+			return nil, err
+		}
+		u.add(c.close)
+		m.vcpus = append(m.vcpus, c)
+	}
+	if err := m.wire(cfg, &u); err != nil {
+		return nil, err
+	}
+	m.shape = cfg.shape(m.disks)
+	go m.supervise()
+	return m, nil
+}
+
+func openKVM() (*kvm.System, error) {
+	sys, err := kvm.Open()
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range required {
+		n, err := sys.Extension(r.cap)
+		if err == nil && n == 0 {
+			err = errors.New("it is too old or built without it")
+		}
+		if err != nil {
+			_ = sys.Close()
+			return nil, fmt.Errorf("this host's KVM lacks %s: %w", r.name, err)
+		}
+	}
+	return sys, nil
+}
+
+// platform sets up what comes before the vCPUs: interrupt controllers and memory.
+func (m *Machine) platform() error {
+	if err := m.vm.SetTSSAddr(x86.TSSAddr); err != nil {
+		return fmt.Errorf("set up VM: %w", err)
+	}
+	if err := m.vm.SetIdentityMapAddr(x86.IdentityAddr); err != nil {
+		return fmt.Errorf("set up VM: %w", err)
+	}
+	if err := m.vm.CreateIRQChip(); err != nil {
+		return fmt.Errorf("set up VM: %w", err)
+	}
+	for i, r := range m.ram.mem.Regions() {
+		if err := m.vm.SetMemoryRegion(uint32(i), uint64(r.GPA), r.Bytes); err != nil {
+			return fmt.Errorf("set up %d bytes of memory at %#x: %w", len(r.Bytes), uint64(r.GPA), err)
+		}
+	}
+	return nil
+}
+
+// wire makes the devices: disks, vsock, rng in the virtio slots, and the ports.
+func (m *Machine) wire(cfg Config, u *undo) (err error) {
+	m.bus.ports = &legacy.Ports{SleepPort: x86.SleepCtlPort, SleepType: sleepTypeOff}
+	if cfg.Console != nil {
+		if err := m.wireConsole(*cfg.Console, u); err != nil {
+			return err
+		}
+	}
+	for _, d := range cfg.Disks {
+		chain, err := cow.OpenChain(d.Base, d.Layers, d.Top)
+		if err != nil {
+			return fmt.Errorf("open disk %s: %w", d.ID, err)
+		}
+		u.add(func() { _ = chain.Close() })
+		m.disks = append(m.disks, chain)
+		if err := m.addSlot(virtio.NewBlock(chain, d.ID, d.Top == ""), u); err != nil {
+			return err
+		}
+	}
+	if cfg.Vsock != nil {
+		if m.vsock, err = virtio.NewVsock(cfg.Vsock.CID, cfg.Vsock.Socket); err != nil {
+			return fmt.Errorf("open vsock: %w", err)
+		}
+		u.add(func() { _ = m.vsock.Close() })
+		if err := m.addSlot(m.vsock, u); err != nil {
+			return err
+		}
+	}
+	return m.addSlot(virtio.NewRNG(), u)
+}
+
+func (m *Machine) wireConsole(c Console, u *undo) (err error) {
+	if m.console, err = legacy.OpenLog(c.Log, c.MaxBytes); err != nil {
+		return err
+	}
+	u.add(func() { _ = m.console.Close() })
+	if m.uartIRQ, err = newEventfd(); err != nil {
+		return err
+	}
+	u.add(m.uartIRQ.close)
+	if err := m.vm.IRQFD(int(m.uartIRQ), x86.UARTGSI); err != nil {
+		return fmt.Errorf("wire serial port: %w", err)
+	}
+	m.bus.ports.Serial = legacy.NewSerial(m.console, m.uartIRQ.signal)
+	return nil
+}
+
+// Close ends the machine and frees everything. Disks are flushed first; the error is about that alone.
+func (m *Machine) Close() error {
+	close(m.closing)
+	<-m.supervised
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.haltLocked()
+	for _, c := range m.vcpus {
+		c.close()
+	}
+	for _, s := range m.bus.slots {
+		s.close()
+	}
+	err := m.flushLocked()
+	if m.vsock != nil {
+		_ = m.vsock.Close()
+	}
+	for _, d := range m.disks {
+		_ = d.Close()
+	}
+	if m.console != nil {
+		_ = m.console.Close()
+		m.uartIRQ.close()
+	}
+	_ = m.vm.Close()
+	_ = m.kvm.Close()
+	m.ram.close()
+	return err
+}
+
+// Pause stops the vCPUs outside KVM_RUN and drains the devices. A paused machine stays as it is.
+func (m *Machine) Pause() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch State(m.state.Load()) {
+	case Ended:
+		return ErrEnded
+	case Paused:
+		return nil
+	case Running:
+	}
+	m.haltLocked()
+	err := m.quiesceLocked()
+	if err != nil {
+		m.runLocked()
+		return err
+	}
+	m.state.Store(int32(Paused))
+	return nil
+}
+
+// quiesceLocked stops the devices and takes the time. On error devices may be paused; runLocked undoes that.
+func (m *Machine) quiesceLocked() error {
+	c, err := m.vm.Clock()
+	if err != nil {
+		return fmt.Errorf("pause: %w", err)
+	}
+	m.clock = c.Clock
+	for _, s := range m.bus.slots {
+		if err := s.transport.Pause(); err != nil {
+			return fmt.Errorf("pause %s: %w", s.name, err)
+		}
+	}
+	if m.console != nil {
+		m.console.Flush()
+	}
+	return nil
+}
+
+// Resume lets a paused machine run on. Its monotonic clock continues from the pause. A running machine stays as it is.
+func (m *Machine) Resume() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch State(m.state.Load()) {
+	case Ended:
+		return ErrEnded
+	case Running:
+		return nil
+	case Paused:
+	}
+	if err := m.vm.SetClock(m.clock); err != nil {
+		return fmt.Errorf("resume: %w", err)
+	}
+	m.runLocked()
+	return nil
+}
+
+// runLocked resumes the devices and starts the vCPUs. Preconditions: the vCPUs are halted.
+func (m *Machine) runLocked() {
+	for _, c := range m.vcpus {
+		// EINVAL: the guest has not set up its kvmclock (yet), so it cannot misjudge the pause either.
+		if err := c.do(c.kvm.KVMClockCtrl); err != nil && !errors.Is(err, unix.EINVAL) {
+			m.log.Warn().Err(err).Int("vcpu", c.id).Msg("tell the guest about the pause")
+		}
+	}
+	for _, s := range m.bus.slots {
+		// A device that cannot go on fails its own requests; the guest is better off running.
+		if err := s.transport.Resume(); err != nil {
+			m.log.Error().Err(err).Str("device", s.name).Msg("resume device")
+		}
+	}
+	if m.bus.ports.Serial != nil {
+		m.bus.ports.Serial.Resume()
+	}
+	m.state.Store(int32(Running))
+	for _, c := range m.vcpus {
+		c.start(&m.bus, func(end End) { m.endings <- end })
+	}
+}
+
+// haltLocked stops all vCPUs.
+func (m *Machine) haltLocked() {
+	for _, c := range m.vcpus {
+		if c.running != nil {
+			c.kick()
+		}
+	}
+	for _, c := range m.vcpus {
+		c.halt()
+	}
+}
+
+// flushLocked makes the disks durable.
+func (m *Machine) flushLocked() error {
+	var errs []error
+	for i, d := range m.disks {
+		if d.ReadOnly() {
+			continue
+		}
+		if err := d.Flush(); err != nil {
+			errs = append(errs, fmt.Errorf("flush disk %s: %w", m.shape.Disks[i].ID, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Status is what can be told at any moment.
+type Status struct {
+	State                     State
+	End                       End // of an ended guest
+	Exits, IOExits, MMIOExits uint64
+	ResidentBytes             uint64 // of this process; all but a few MiB is guest memory
+	CPUTime                   uint64 // of the vCPU threads, ns
+}
+
+// Status never waits for the guest.
+func (m *Machine) Status() Status {
+	s := Status{State: State(m.state.Load()), ResidentBytes: residentBytes()}
+	if s.State == Ended {
+		<-m.done
+		s.End = m.end
+	}
+	for _, c := range m.vcpus {
+		s.Exits += c.exits.Load()
+		s.IOExits += c.ioExits.Load()
+		s.MMIOExits += c.mmioExits.Load()
+		if t, err := c.cpuTime(); err == nil {
+			s.CPUTime += t
+		}
+	}
+	return s
+}
+
+// residentBytes reads the resident set of this process; 0 if it cannot be known.
+func residentBytes() uint64 {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	var size, resident uint64
+	if _, err := fmt.Sscan(string(b), &size, &resident); err != nil {
+		return 0
+	}
+	return resident * uint64(os.Getpagesize())
+}

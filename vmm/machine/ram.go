@@ -1,0 +1,110 @@
+package machine
+
+import (
+	"fmt"
+	"os"
+
+	"torpor/vmm/guestmem"
+	"torpor/vmm/snapshot"
+	"torpor/vmm/x86"
+)
+
+// ram is the guest's memory and where it came from. Pages are counted as in a flat image: ascending, without the hole.
+//
+// Memory of a cold boot is anonymous. Restored memory maps its base image copy-on-write, with the long runs of its diff mapped
+// over it from the diff file; short runs were copied in. What a later diff must contain is therefore the pages that became
+// anonymous (package comment of pagemap.go) and the runs that are still mapped from the old diff: inherited.
+type ram struct {
+	mem       *guestmem.Memory
+	base      *os.File // nil: anonymous memory
+	inherited []pageRange
+}
+
+// pageRange is a run of pages of the flat image.
+type pageRange struct{ first, n uint64 }
+
+func newRAM(size uint64, mapPart func(off int64, size uint64) ([]byte, error)) (_ *ram, err error) {
+	var regions []guestmem.Region
+	unmap := func() {
+		for _, r := range regions {
+			_ = guestmem.Unmap(r.Bytes)
+		}
+	}
+	off := int64(0)
+	for _, r := range x86.RAM(size) {
+		b, err := mapPart(off, r.Size)
+		if err != nil {
+			unmap()
+			return nil, err
+		}
+		regions = append(regions, guestmem.Region{GPA: guestmem.Addr(r.Addr), Bytes: b})
+		off += int64(r.Size)
+	}
+	mem, err := guestmem.New(regions)
+	if err != nil {
+		unmap()
+		return nil, err
+	}
+	return &ram{mem: mem}, nil
+}
+
+// newAnonymousRAM is the memory of a cold boot.
+func newAnonymousRAM(size uint64) (*ram, error) {
+	return newRAM(size, func(_ int64, n uint64) ([]byte, error) { return guestmem.MapAnon(n) })
+}
+
+// newRestoredRAM maps the flat image at path. The file is kept open: a diff is made against it.
+func newRestoredRAM(path string, size uint64) (_ *ram, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open base memory: %w", err)
+	}
+	info, err := f.Stat()
+	if err == nil && uint64(info.Size()) != size {
+		err = &snapshot.Error{Part: "base memory", Err: fmt.Errorf("%w: %d bytes, want %d", snapshot.ErrFormat, info.Size(), size)}
+	}
+	var r *ram
+	if err == nil {
+		r, err = newRAM(size, func(off int64, n uint64) ([]byte, error) { return guestmem.MapPrivate(int(f.Fd()), off, n) })
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	r.base = f
+	return r, nil
+}
+
+func (r *ram) close() {
+	for _, region := range r.mem.Regions() {
+		_ = guestmem.Unmap(region.Bytes)
+	}
+	if r.base != nil {
+		_ = r.base.Close()
+	}
+}
+
+// pages is the number of pages of the flat image.
+func (r *ram) pages() uint64 { return r.mem.Size() / snapshot.PageSize }
+
+// slice returns the longest run of memory that starts at the given page, is at most n pages and lies in one region.
+func (r *ram) slice(page, n uint64) []byte {
+	off := page * snapshot.PageSize
+	for _, region := range r.mem.Regions() {
+		size := uint64(len(region.Bytes))
+		if off < size {
+			return region.Bytes[off:min(size, off+n*snapshot.PageSize)]
+		}
+		off -= size
+	}
+	return nil
+}
+
+// guarded runs f over guest memory b. A page that cannot be read (its file was cut short) is an error, not a crash.
+func guarded(b []byte, f func() error) error {
+	var err error
+	if !guestmem.Guard(b, func() { err = f() }) {
+		return &snapshot.Error{Part: "memory", Err: guestmem.ErrFault}
+	}
+	return err
+}

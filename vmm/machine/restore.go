@@ -1,0 +1,159 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"torpor/vmm/kvm"
+	"torpor/vmm/snapshot"
+)
+
+// Snapshot names the files of a saved machine.
+type Snapshot struct {
+	State string
+	Base  string // flat memory image
+	Diff  string // pages that differ from it; empty when the saved machine is the base itself
+}
+
+// Phases is how long the parts of a restore took.
+type Phases struct {
+	Open    time.Duration // files opened, state decoded and verified
+	KVM     time.Duration // VM, vCPUs, memory
+	Devices time.Duration // devices, state set
+}
+
+// Restore makes a machine from a saved one. It runs when Restore returns, unless stopped is set. The snapshot's files must not
+// change while the machine lives.
+func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Machine, phases Phases, err error) {
+	begin := time.Now()
+	lap := func(d *time.Duration) {
+		now := time.Now()
+		*d, begin = now.Sub(begin), now
+	}
+	if err := cfg.validate(); err != nil {
+		return nil, phases, err
+	}
+	state, err := snapshot.ReadState(from.State)
+	if err != nil {
+		return nil, phases, err
+	}
+	if (from.Diff != "") != (state.Memory.Kind == snapshot.Diff) {
+		return nil, phases, &snapshot.Error{
+			Part: "state", Err: fmt.Errorf("%w: its memory is of kind %v", snapshot.ErrMismatch, state.Memory.Kind),
+		}
+	}
+	mem, err := newRestoredRAM(from.Base, cfg.MemoryBytes)
+	if err != nil {
+		return nil, phases, err
+	}
+	if from.Diff != "" {
+		if err := mem.applyDiff(from.Diff, state); err != nil {
+			mem.close()
+			return nil, phases, err
+		}
+	}
+	lap(&phases.Open)
+	m, err := assemble(cfg, mem, log)
+	if err != nil {
+		return nil, phases, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.Close())
+		}
+	}()
+	lap(&phases.KVM)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.loadLocked(state); err != nil {
+		return nil, phases, err
+	}
+	if !stopped {
+		m.runLocked()
+	}
+	lap(&phases.Devices)
+	return m, phases, nil
+}
+
+// loadLocked puts the saved state into a fresh machine and leaves it paused, as Pause would.
+func (m *Machine) loadLocked(s *snapshot.State) error {
+	if d := s.Shape.Difference(m.shape); d != "" {
+		return &snapshot.Error{Part: "state, section shape 0", Err: fmt.Errorf("%w: %s", snapshot.ErrMismatch, d)}
+	}
+	if err := m.checkCPU(s.CPU); err != nil {
+		return err
+	}
+	m.baseSums = s.Memory.Sums
+	if err := m.restoreVCPUs(s.VCPUs); err != nil {
+		return err
+	}
+	if err := m.loadIRQChips(s.IRQChips); err != nil {
+		return err
+	}
+	// Before any vCPU runs, or the guest sees the host's uptime first and its own past afterwards.
+	if err := m.vm.SetClock(s.Clock); err != nil {
+		return fmt.Errorf("restore clock: %w", err)
+	}
+	m.clock = s.Clock
+	return m.loadDevices(s)
+}
+
+// ErrCPU is wrapped by the error about a snapshot whose CPU features this host lacks.
+var ErrCPU = errors.New("this host's CPU cannot run the snapshot")
+
+func (m *Machine) checkCPU(saved snapshot.CPU) error {
+	cpuid, err := m.cpuid(0)
+	if err != nil {
+		return err
+	}
+	xsave, err := m.xsaveBytes()
+	if err != nil {
+		return err
+	}
+	if missing := saved.Missing(fingerprint(cpuid, xsave)); len(missing) > 0 {
+		return fmt.Errorf("%w: it lacks %s", ErrCPU, strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+func (m *Machine) loadIRQChips(chips [][]byte) error {
+	if len(chips) != len(irqChips) {
+		return &snapshot.Error{Part: "state, section vm 0", Err: fmt.Errorf("%w: %d interrupt controllers", snapshot.ErrFormat, len(chips))}
+	}
+	for i, id := range irqChips {
+		var c kvm.IRQChip
+		if err := unpack(chips[i], &c); err != nil {
+			return &snapshot.Error{Part: "state, section vm 0", Err: err}
+		}
+		c.ID = id
+		if err := m.vm.SetIRQChip(&c); err != nil {
+			return fmt.Errorf("restore interrupt controllers: %w", err)
+		}
+	}
+	return nil
+}
+
+func (m *Machine) loadDevices(s *snapshot.State) error {
+	part := func(name string) string { return fmt.Sprintf("state, device %s", name) }
+	for _, slot := range m.bus.slots {
+		b, ok := s.Device(slot.name)
+		if !ok {
+			return &snapshot.Error{Part: part(slot.name), Err: fmt.Errorf("%w: it is missing", snapshot.ErrFormat)}
+		}
+		if err := slot.transport.Load(b); err != nil {
+			return &snapshot.Error{Part: part(slot.name), Err: err}
+		}
+	}
+	if m.bus.ports.Serial == nil {
+		return nil
+	}
+	b, _ := s.Device(serialName)
+	if err := m.bus.ports.Serial.Load(b); err != nil {
+		return &snapshot.Error{Part: part(serialName), Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"torpor/api/apierr"
+	"torpor/api/vmmpb"
+	"torpor/vmm/loader"
+	"torpor/vmm/machine"
+	"torpor/vmm/snapshot"
+)
+
+// server translates between the RPC contract and package machine, and holds the one machine of the process.
+type server struct {
+	log      zerolog.Logger
+	quit     chan struct{} // closed by Quit
+	stopping chan struct{} // closed when the process ends: Wait gives up
+	lingered chan struct{} // closed when the guest has been gone for lingerAfterEnd
+	quitOnce sync.Once
+
+	// mu guards the making of the machine, not its operations.
+	mu      sync.Mutex
+	machine *machine.Machine
+	making  bool
+}
+
+func newServer(log zerolog.Logger) *server {
+	return &server{log: log, quit: make(chan struct{}), stopping: make(chan struct{}), lingered: make(chan struct{})}
+}
+
+// stopWaiters lets calls of Wait return.
+func (s *server) stopWaiters() { close(s.stopping) }
+
+// close ends the machine, after the last call.
+func (s *server) close() error {
+	if m := s.current(); m != nil {
+		return m.Close()
+	}
+	return nil
+}
+
+func (s *server) current() *machine.Machine {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.machine
+}
+
+// existing returns the machine or says that there is none.
+func (s *server) existing() (*machine.Machine, error) {
+	if m := s.current(); m != nil {
+		return m, nil
+	}
+	return nil, apierr.ToStatus(apierr.New(apierr.BadRequest, "there is no machine yet: Boot or Restore comes first"))
+}
+
+// create runs f, which makes the process's one machine.
+func (s *server) create(f func() (*machine.Machine, error)) error {
+	s.mu.Lock()
+	busy := s.making || s.machine != nil
+	s.making = s.making || !busy
+	s.mu.Unlock()
+	if busy {
+		return apierr.ToStatus(apierr.New(apierr.AlreadyRunning, "this process has its machine already"))
+	}
+	m, err := f()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.making, s.machine = false, m
+	if err != nil {
+		s.machine = nil
+		return status(err)
+	}
+	go s.linger(m)
+	return nil
+}
+
+// linger waits for the guest's end and gives its mourners their time.
+func (s *server) linger(m *machine.Machine) {
+	select {
+	case <-m.Done():
+	case <-s.stopping:
+		return
+	}
+	timer := time.NewTimer(lingerAfterEnd)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		close(s.lingered)
+	case <-s.stopping:
+	}
+}
+
+// Boot implements vmmpb.VMMService.
+func (s *server) Boot(_ context.Context, r *vmmpb.BootRequest) (*vmmpb.BootResponse, error) {
+	err := s.create(func() (*machine.Machine, error) {
+		kernel := machine.Kernel{Path: r.GetKernel(), Initrd: r.GetInitrd(), Cmdline: r.GetCmdline()}
+		return machine.Boot(config(r.GetMachine()), kernel, s.log)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &vmmpb.BootResponse{}, nil
+}
+
+// Restore implements vmmpb.VMMService.
+func (s *server) Restore(_ context.Context, r *vmmpb.RestoreRequest) (*vmmpb.RestoreResponse, error) {
+	var phases machine.Phases
+	err := s.create(func() (m *machine.Machine, err error) {
+		from := machine.Snapshot{State: r.GetState(), Base: r.GetBaseMemory(), Diff: r.GetDiffMemory()}
+		m, phases, err = machine.Restore(config(r.GetMachine()), from, r.GetStopped(), s.log)
+		return m, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.log.Info().Dur("open", phases.Open).Dur("kvm", phases.KVM).Dur("devices", phases.Devices).Msg("restored")
+	return &vmmpb.RestoreResponse{
+		PhaseOpenUs:    uint64(phases.Open.Microseconds()),
+		PhaseKvmUs:     uint64(phases.KVM.Microseconds()),
+		PhaseDevicesUs: uint64(phases.Devices.Microseconds()),
+	}, nil
+}
+
+// Pause implements vmmpb.VMMService.
+func (s *server) Pause(context.Context, *vmmpb.PauseRequest) (*vmmpb.PauseResponse, error) {
+	m, err := s.existing()
+	if err != nil {
+		return nil, err
+	}
+	return &vmmpb.PauseResponse{}, status(m.Pause())
+}
+
+// Resume implements vmmpb.VMMService.
+func (s *server) Resume(context.Context, *vmmpb.ResumeRequest) (*vmmpb.ResumeResponse, error) {
+	m, err := s.existing()
+	if err != nil {
+		return nil, err
+	}
+	return &vmmpb.ResumeResponse{}, status(m.Resume())
+}
+
+// Save implements vmmpb.VMMService.
+func (s *server) Save(_ context.Context, r *vmmpb.SaveRequest) (*vmmpb.SaveResponse, error) {
+	m, err := s.existing()
+	if err != nil {
+		return nil, err
+	}
+	kinds := map[vmmpb.SaveKind]snapshot.MemoryKind{
+		vmmpb.SaveKind_SAVE_KIND_FULL: snapshot.Full, vmmpb.SaveKind_SAVE_KIND_DIFF: snapshot.Diff,
+	}
+	kind, ok := kinds[r.GetKind()]
+	if !ok {
+		return nil, apierr.ToStatus(apierr.New(apierr.BadRequest, "kind must be full or diff"))
+	}
+	start := time.Now()
+	saved, err := m.Save(kind, r.GetState(), r.GetMemory())
+	if err != nil {
+		return nil, status(err)
+	}
+	s.log.Info().Dur("took", time.Since(start)).Uint64("data", saved.DataPages).Uint64("zero", saved.ZeroPages).
+		Uint64("elided", saved.ElidedPages).Uint64("bytes", saved.MemoryBytes).Msg("saved")
+	return &vmmpb.SaveResponse{
+		StateBytes: saved.StateBytes, MemoryBytes: saved.MemoryBytes,
+		PagesData: saved.DataPages, PagesZero: saved.ZeroPages, PagesElided: saved.ElidedPages,
+	}, nil
+}
+
+// Status implements vmmpb.VMMService.
+func (s *server) Status(context.Context, *vmmpb.StatusRequest) (*vmmpb.StatusResponse, error) {
+	m := s.current()
+	if m == nil {
+		return &vmmpb.StatusResponse{State: "idle"}, nil
+	}
+	st := m.Status()
+	return &vmmpb.StatusResponse{
+		State: st.State.String(), EndReason: string(st.End.Reason),
+		ExitsTotal: st.Exits, ExitsIo: st.IOExits, ExitsMmio: st.MMIOExits,
+		ResidentBytes: st.ResidentBytes, VcpuTimeNs: st.CPUTime,
+	}, nil
+}
+
+// Wait implements vmmpb.VMMService.
+func (s *server) Wait(ctx context.Context, _ *vmmpb.WaitRequest) (*vmmpb.WaitResponse, error) {
+	m, err := s.existing()
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-m.Done():
+		end := m.End()
+		return &vmmpb.WaitResponse{Reason: string(end.Reason), Detail: end.Detail, ConsoleTail: end.ConsoleTail}, nil
+	case <-s.stopping:
+		return nil, apierr.ToStatus(apierr.New(apierr.Gone, "the VMM process is ending"))
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Quit implements vmmpb.VMMService.
+func (s *server) Quit(context.Context, *vmmpb.QuitRequest) (*vmmpb.QuitResponse, error) {
+	s.quitOnce.Do(func() { close(s.quit) })
+	return &vmmpb.QuitResponse{}, nil
+}
+
+// config translates the machine of a request; package machine judges it.
+func config(m *vmmpb.Machine) machine.Config {
+	c := machine.Config{VCPUs: int(m.GetVcpus()), MemoryBytes: m.GetMemoryBytes()}
+	for _, d := range m.GetDisks() {
+		c.Disks = append(c.Disks, machine.Disk{ID: d.GetId(), Base: d.GetBase(), Layers: d.GetLayers(), Top: d.GetTop()})
+	}
+	if v := m.GetVsock(); v != nil {
+		c.Vsock = &machine.Vsock{CID: v.GetCid(), Socket: v.GetSocket()}
+	}
+	if con := m.GetConsole(); con.GetEnabled() {
+		c.Console = &machine.Console{Log: con.GetLog(), MaxBytes: con.GetMaxBytes()}
+	}
+	return c
+}
+
+// status gives an error its code.
+func status(err error) error {
+	if err == nil {
+		return nil
+	}
+	code := apierr.Internal
+	var broken *snapshot.Error
+	switch {
+	case errors.Is(err, machine.ErrConfig), errors.Is(err, loader.ErrKernel), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrExist):
+		code = apierr.BadRequest
+	case errors.Is(err, machine.ErrNotPaused):
+		code = apierr.BadRequest
+	case errors.Is(err, machine.ErrEnded):
+		code = apierr.Gone
+	case errors.Is(err, machine.ErrCPU):
+		code = apierr.Unsupported
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		code = apierr.DiskFull
+	case errors.As(err, &broken):
+		code = apierr.SandboxBroken
+	}
+	return apierr.ToStatus(apierr.New(code, "%w", err))
+}
