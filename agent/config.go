@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+
+	"torpor/agent/timing"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+// config is everything an operator may choose.
+type config struct {
+	Data       string
+	Run        string
+	Images     string
+	VMM        string
+	NodeID     string
+	SlowFactor float64
+	ReserveMiB uint64
+
+	budgets timing.Budgets
+}
+
+// parseConfig reads the command line. Faults are reported together.
+func parseConfig(args []string, usage io.Writer) (config, error) {
+	var cfg config
+	flags := flag.NewFlagSet("torpor-agent", flag.ContinueOnError)
+	flags.SetOutput(usage)
+	flags.StringVar(&cfg.Data, "data", "/var/lib/torpor/agent", "`directory` of the database, the templates and the sandboxes")
+	flags.StringVar(&cfg.Run, "run", "/run/torpor", "`directory` of the sockets")
+	flags.StringVar(&cfg.Images, "images", "/var/lib/torpor/images", "`directory` of the image sets; a template is made of each")
+	flags.StringVar(&cfg.VMM, "vmm", "/usr/lib/torpor/bin/torpor-vmm", "the torpor-vmm `program`")
+	flags.StringVar(&cfg.NodeID, "node-id", "", "`name` of this node (default: one made at the first start and kept)")
+	flags.Float64Var(&cfg.SlowFactor, "slow-factor", 1, "`factor` for every time budget, for hosts slower than hardware")
+	flags.Uint64Var(&cfg.ReserveMiB, "reserve-mib", 512, "`MiB` that must be free on the data disk for a create or a pause to begin")
+	if err := flags.Parse(args); err != nil {
+		return cfg, err
+	}
+	if flags.NArg() > 0 {
+		return cfg, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	return cfg, cfg.complete()
+}
+
+// complete checks the values and derives the budgets.
+func (c *config) complete() error {
+	var faults []error
+	for _, f := range []struct{ name, value string }{
+		{"--data", c.Data}, {"--run", c.Run}, {"--images", c.Images}, {"--vmm", c.VMM},
+	} {
+		if f.value == "" {
+			faults = append(faults, fmt.Errorf("%s must not be empty", f.name))
+		}
+	}
+	if c.ReserveMiB > 1<<30 {
+		faults = append(faults, fmt.Errorf("--reserve-mib %d is more than any disk has", c.ReserveMiB))
+	}
+	var err error
+	if c.budgets, err = timing.New(c.SlowFactor); err != nil {
+		faults = append(faults, fmt.Errorf("--slow-factor: %w", err))
+	}
+	return errors.Join(faults...)
+}

@@ -1,0 +1,279 @@
+package vmproc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/ttrpc"
+
+	"torpor/api/apierr"
+	"torpor/api/vmmpb"
+)
+
+// The test binary, called torpor-vmm, is a VMM without a machine.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == binaryName {
+		os.Exit(standIn(os.Args))
+	}
+	os.Exit(m.Run())
+}
+
+type standInVMM struct {
+	vmmpb.VMMService
+	quit func()
+}
+
+func (v *standInVMM) Status(context.Context, *vmmpb.StatusRequest) (*vmmpb.StatusResponse, error) {
+	return &vmmpb.StatusResponse{State: "idle"}, nil
+}
+
+func (v *standInVMM) Save(context.Context, *vmmpb.SaveRequest) (*vmmpb.SaveResponse, error) {
+	return nil, apierr.ToStatus(apierr.New(apierr.DiskFull, "no room"))
+}
+
+func (v *standInVMM) Quit(context.Context, *vmmpb.QuitRequest) (*vmmpb.QuitResponse, error) {
+	time.AfterFunc(10*time.Millisecond, v.quit)
+	return &vmmpb.QuitResponse{}, nil
+}
+
+// standIn behaves as the name of its directory says.
+func standIn(args []string) int {
+	socket := args[2]
+	if strings.Contains(socket, "/idie/") {
+		return 3
+	}
+	if strings.Contains(socket, "/ihang/") {
+		select {}
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return 1
+	}
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		return 1
+	}
+	quit := func() { os.Exit(0) }
+	if strings.Contains(socket, "/istubborn/") {
+		quit = func() {}
+	}
+	vmmpb.RegisterVMMService(server, &standInVMM{quit: quit})
+	if server.Serve(context.Background(), l) != nil {
+		return 1
+	}
+	return 0
+}
+
+func supervisor(t *testing.T) *Supervisor {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	binary := filepath.Join(dir, binaryName)
+	if err := os.Symlink(self, binary); err != nil {
+		t.Fatal(err)
+	}
+	return &Supervisor{Binary: binary, RunDir: filepath.Join(dir, "vm")}
+}
+
+func bounded(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func start(t *testing.T, s *Supervisor, name string) *Process {
+	t.Helper()
+	p, err := s.Start(bounded(t), name, filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.End(context.Background(), p.Identity()); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+func TestStartAnswersAndStopEnds(t *testing.T) {
+	s := supervisor(t)
+	p := start(t, s, "i1")
+	if st, err := p.Status(bounded(t), &vmmpb.StatusRequest{}); err != nil || st.State != "idle" {
+		t.Fatalf("status %v, %v", st, err)
+	}
+	_, err := p.Save(bounded(t), &vmmpb.SaveRequest{})
+	if !errors.Is(err, &apierr.Error{Code: apierr.DiskFull}) {
+		t.Errorf("the typed error is lost: %v", err)
+	}
+	if err := p.Stop(bounded(t), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if p.Ended() != "exit status 0" {
+		t.Errorf("ended with %q", p.Ended())
+	}
+	if err := p.Kill(bounded(t)); err != nil {
+		t.Errorf("kill of one that ended: %v", err)
+	}
+}
+
+func TestStopKillsWhoDoesNotQuit(t *testing.T) {
+	p := start(t, supervisor(t), "istubborn")
+	if err := p.Stop(bounded(t), 50*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if p.Ended() != "signal: killed" {
+		t.Errorf("ended with %q", p.Ended())
+	}
+}
+
+func TestStartOfAVMMThatDiesSaysSoAtOnce(t *testing.T) {
+	_, err := supervisor(t).Start(bounded(t), "idie", filepath.Join(t.TempDir(), "log"))
+	if err == nil || !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestStartOfAVMMThatHangsEndsWithItsBudgetAndLeavesNoProcess(t *testing.T) {
+	s := supervisor(t)
+	ctx, cancel := context.WithTimeout(bounded(t), 200*time.Millisecond)
+	defer cancel()
+	if _, err := s.Start(ctx, "ihang", filepath.Join(t.TempDir(), "log")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	if found, err := s.Scan(); err != nil || len(found) > 0 {
+		t.Errorf("left: %v, %v", found, err)
+	}
+}
+
+func TestAnotherAgentTakesAProcessOver(t *testing.T) {
+	s := supervisor(t)
+	first := start(t, s, "i1")
+	id := first.Identity()
+	first.Detach()
+	<-first.Done()
+	if err := first.Kill(bounded(t)); !errors.Is(err, errDetached) {
+		t.Errorf("one that was let go of was killed: %v", err)
+	}
+	found, err := s.Scan()
+	if err != nil || len(found) != 1 || found[0].Name != "i1" || found[0].Identity != id {
+		t.Fatalf("found %v, %v", found, err)
+	}
+	second, err := s.Adopt(bounded(t), "i1", id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := second.Status(bounded(t), &vmmpb.StatusRequest{}); err != nil {
+		t.Error(err)
+	}
+	if err := second.Kill(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Adopt(bounded(t), "i1", id); !errors.Is(err, ErrGone) {
+		t.Errorf("a dead one was adopted: %v", err)
+	}
+}
+
+func TestDeathIsAnEvent(t *testing.T) {
+	s := supervisor(t)
+	p := start(t, s, "i1")
+	if err := s.End(bounded(t), p.Identity()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-p.Done():
+	case <-bounded(t).Done():
+		t.Fatal("nobody noticed")
+	}
+	if p.Ended() != "signal: killed" {
+		t.Errorf("ended with %q", p.Ended())
+	}
+}
+
+func TestAReusedPIDIsNeverTakenForTheVMM(t *testing.T) {
+	s := supervisor(t)
+	p := start(t, s, "i1")
+	for name, id := range map[string]Identity{
+		"start time": {PID: p.Identity().PID, Start: p.Identity().Start + 1, Boot: p.Identity().Boot},
+		"boot":       {PID: p.Identity().PID, Start: p.Identity().Start, Boot: "another"},
+	} {
+		if _, err := s.Adopt(bounded(t), "i1", id); !errors.Is(err, ErrGone) {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if err := s.End(bounded(t), id); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := p.Status(bounded(t), &vmmpb.StatusRequest{}); err != nil {
+		t.Errorf("it was hit: %v", err)
+	}
+}
+
+func TestTheVMMIsInItsOwnSessionWithoutOurEnvironment(t *testing.T) {
+	p := start(t, supervisor(t), "i1")
+	out, err := exec.Command("ps", "-o", "sid=", "-p", itoa(p.Identity().PID)).Output()
+	if err == nil && strings.TrimSpace(string(out)) != itoa(p.Identity().PID) {
+		t.Errorf("session %s", out)
+	}
+	env, err := os.ReadFile("/proc/" + itoa(p.Identity().PID) + "/environ")
+	if err != nil || len(env) > 0 {
+		t.Errorf("environment %q, %v", env, err)
+	}
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+func TestMachineOf(t *testing.T) {
+	for cmdline, want := range map[string]string{
+		"/usr/bin/torpor-vmm\x00--socket\x00/run/t/vm/i1/vmm.sock\x00--log\x00x\x00": "i1",
+		"torpor-vmm\x00--socket\x00/run/other/vm/i1/vmm.sock\x00":                    "",
+		"torpor-vmm\x00--socket\x00/run/t/vm/i1/deep/vmm.sock\x00":                   "",
+		"torpor-vmm\x00--socket\x00/run/t/vm/i1/other.sock\x00":                      "",
+		"vim\x00--socket\x00/run/t/vm/i1/vmm.sock\x00":                               "",
+		"torpor-vmm\x00--socket\x00":                                                 "",
+		"torpor-vmm\x00":                                                             "",
+		"":                                                                           "",
+	} {
+		name, ok := machineOf([]byte(cmdline), "/run/t/vm")
+		if ok != (want != "") || (ok && name != want) {
+			t.Errorf("%q: got %q, %v", cmdline, name, ok)
+		}
+	}
+}
+
+func FuzzParseStat(f *testing.F) {
+	f.Add([]byte("42 (a) b) c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20"))
+	f.Add([]byte("1 (x"))
+	f.Add([]byte(") 1 2"))
+	self, err := os.Open("/proc/self/stat")
+	if err == nil {
+		raw, _ := io.ReadAll(self)
+		self.Close()
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if _, n, err := parseStat(raw); err == nil && n == 0 && !bytes.Contains(raw, []byte("0")) {
+			t.Errorf("%q has start time 0", raw)
+		}
+	})
+}
+
+func TestParseStatCountsFromTheLastParenthesis(t *testing.T) {
+	state, n, err := parseStat([]byte("42 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20"))
+	if err != nil || n != 777 || state != 'S' {
+		t.Errorf("got %d, %v", n, err)
+	}
+}
