@@ -31,11 +31,16 @@ const (
 	failed   = "failed"
 )
 
-// The shape every sandbox has.
-const (
-	defaultVCPUs  = 2
-	defaultMemory = 512 << 20
-)
+// MemoryBytes is the memory every sandbox has.
+const MemoryBytes = 512 << 20
+
+// maxVCPUs is what a sandbox has on a host that has as many processors.
+const maxVCPUs = 2
+
+// VCPUs returns how many every sandbox has on a host of so many processors. Never more than those: a guest kernel's processors
+// wait for each other busily (TLB shootdowns, spin locks), and one that is not running because the other waits in its place
+// costs whole time slices. Two on one processor were seen to take four times as long as one for everything.
+func VCPUs(processors int) uint32 { return uint32(min(max(processors, 1), maxVCPUs)) }
 
 // buildVersion changes when the way a template is made changes in this program.
 const buildVersion = 1
@@ -45,6 +50,7 @@ type Config struct {
 	Dir     string // one directory a template below it
 	Images  string // one image set a directory below it; a template is named like its set's directory
 	VMM     string // the torpor-vmm binary, part of the digest
+	VCPUs   uint32 // of every sandbox
 	Build   func(ctx context.Context, job Job) error
 	Store   *store.Store
 	Budgets timing.Budgets
@@ -135,7 +141,7 @@ func Open(ctx context.Context, cfg Config) (*Library, error) {
 
 func (l *Library) describe(id string, image imageset.Manifest) Status {
 	s := Status{
-		ID: id, VCPUs: defaultVCPUs, MemoryBytes: defaultMemory, DiskBytes: uint64(image.DiskBytes),
+		ID: id, VCPUs: l.cfg.VCPUs, MemoryBytes: MemoryBytes, DiskBytes: uint64(image.DiskBytes),
 		EnvdVersion: image.EnvdVersion, State: building,
 	}
 	key, err := json.Marshal([]any{buildVersion, image.Digest, l.vmmSum, s.VCPUs, s.MemoryBytes, s.DiskBytes})

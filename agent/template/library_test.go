@@ -46,7 +46,7 @@ func newBench(t *testing.T) *bench {
 	budgets.RetryMax = time.Nanosecond
 	b := &bench{t: t, dir: dir}
 	b.cfg = template.Config{
-		Dir: filepath.Join(dir, "templates"), Images: filepath.Join(dir, "images"), VMM: filepath.Join(dir, "torpor-vmm"),
+		Dir: filepath.Join(dir, "templates"), Images: filepath.Join(dir, "images"), VMM: filepath.Join(dir, "torpor-vmm"), VCPUs: 2,
 		Build: b.build, Store: st, Budgets: budgets, Log: zerolog.Nop(),
 	}
 	b.write("torpor-vmm", "one")
@@ -149,15 +149,25 @@ func TestATemplateIsBuiltOnceAndFoundAgain(t *testing.T) {
 	}
 }
 
-func TestAnotherImageOrVMMIsAnotherTemplate(t *testing.T) {
+func TestVCPUs(t *testing.T) {
+	for processors, want := range map[int]uint32{0: 1, 1: 1, 2: 2, 64: 2} {
+		if got := template.VCPUs(processors); got != want {
+			t.Errorf("%d processors: %d vCPUs, want %d", processors, got, want)
+		}
+	}
+}
+
+func TestAnotherImageOrVMMOrShapeIsAnotherTemplate(t *testing.T) {
 	b := newBench(t)
 	first := b.get(b.open())
 	b.write("torpor-vmm", "two")
 	second := b.get(b.open())
 	b.image("base", "0.6.14")
 	third := b.get(b.open())
-	if first.Digest == second.Digest || second.Digest == third.Digest || b.count() != 3 {
-		t.Errorf("digests %s %s %s after %d builds", first.Digest, second.Digest, third.Digest, b.count())
+	b.cfg.VCPUs = 1
+	fourth := b.get(b.open())
+	if first.Digest == second.Digest || second.Digest == third.Digest || third.Digest == fourth.Digest || b.count() != 4 {
+		t.Errorf("digests %s %s %s %s after %d builds", first.Digest, second.Digest, third.Digest, fourth.Digest, b.count())
 	}
 }
 

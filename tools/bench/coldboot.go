@@ -20,10 +20,7 @@ import (
 	"torpor/vmm/cow"
 )
 
-// The shape is that of the template "base".
 const (
-	vcpus       = 2
-	memoryBytes = 512 << 20
 	guestCID    = 3
 	machineName = "cold"
 )
@@ -34,10 +31,11 @@ type booter struct {
 	dir      string
 	imageDir string
 	image    imageset.Manifest
+	shape    shape
 	vmms     *vmproc.Supervisor
 }
 
-func newBooter(o options) (*booter, error) {
+func newBooter(o options, s shape) (*booter, error) {
 	imageDir := filepath.Join(o.data, "images", "base")
 	image, err := imageset.Read(imageDir)
 	if err != nil {
@@ -47,7 +45,7 @@ func newBooter(o options) (*booter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making a directory for the cold boot: %w", err)
 	}
-	return &booter{dir, imageDir, image, &vmproc.Supervisor{Binary: o.vmm, RunDir: filepath.Join(dir, "run")}}, nil
+	return &booter{dir, imageDir, image, s, &vmproc.Supervisor{Binary: o.vmm, RunDir: filepath.Join(dir, "run")}}, nil
 }
 
 func (b *booter) close() { _ = os.RemoveAll(b.dir) } // what stays is only litter, and the next line tells of real faults
@@ -55,6 +53,9 @@ func (b *booter) close() { _ = os.RemoveAll(b.dir) } // what stays is only litte
 // measure makes one machine, from nothing to the output of its first command.
 func (b *booter) measure(ctx context.Context) (s sample) {
 	s = sample{scenario: coldBoot}
+	if s.err = quiet(ctx); s.err != nil {
+		return s
+	}
 	w := watch{began: time.Now()}
 	s.err = b.boot(ctx, &w)
 	s.phases, s.total = w.phases, w.total()
@@ -84,7 +85,7 @@ func (b *booter) boot(ctx context.Context, w *watch) (err error) {
 	defer hello.Close()
 	_, err = vm.Boot(ctx, &vmmpb.BootRequest{
 		Machine: &vmmpb.Machine{
-			Vcpus: vcpus, MemoryBytes: memoryBytes,
+			Vcpus: uint32(b.shape.vcpus), MemoryBytes: uint64(b.shape.memoryMiB) << 20,
 			Disks:   []*vmmpb.Disk{{Id: "root", Base: filepath.Join(b.imageDir, b.image.RootFS), Top: layer}},
 			Vsock:   &vmmpb.Vsock{Cid: guestCID, Socket: socket},
 			Console: &vmmpb.Console{Enabled: true, Log: filepath.Join(b.dir, "console.log")},

@@ -33,8 +33,12 @@ type sample struct {
 	phases   []phase
 	total    time.Duration
 	bytes    int64 // stored by a pause
+	shape    shape
 	err      error
 }
+
+// shape is what every machine of a run has.
+type shape struct{ vcpus, memoryMiB int }
 
 // phase is a part of a total.
 type phase struct {
@@ -43,7 +47,7 @@ type phase struct {
 }
 
 // csvHeader names the columns measure writes; readSamples reads them back.
-var csvHeader = []string{"scenario", "round", "total_us", "phases_us", "bytes", "error"}
+var csvHeader = []string{"scenario", "round", "total_us", "phases_us", "bytes", "error", "vcpus", "memory_mib"}
 
 // measure runs all rounds and writes one CSV line a sample, as they come.
 func measure(ctx context.Context, o options, w io.Writer) error {
@@ -52,7 +56,12 @@ func measure(ctx context.Context, o options, w io.Writer) error {
 		return fmt.Errorf("reading the API key: %w", err)
 	}
 	c := &rest.Client{API: o.api, Key: strings.TrimSpace(string(key)), HTTP: &http.Client{}}
-	boot, err := newBooter(o)
+	base, err := c.Template(ctx, "base")
+	if err != nil {
+		return err
+	}
+	machine := shape{base.CPUCount, base.MemoryMB}
+	boot, err := newBooter(o, machine)
 	if err != nil {
 		return err
 	}
@@ -63,7 +72,7 @@ func measure(ctx context.Context, o options, w io.Writer) error {
 	}
 	for round := range o.rounds + 1 {
 		for _, s := range oneRound(ctx, c, boot, o.touched) {
-			s.round = round
+			s.round, s.shape = round, machine
 			if err := out.Write(s.fields()); err != nil {
 				return err
 			}
@@ -80,7 +89,8 @@ func measure(ctx context.Context, o options, w io.Writer) error {
 	return nil
 }
 
-// oneRound measures every scenario once, interleaved, so that a disturbance of the host meets all of them alike.
+// oneRound measures every scenario once, interleaved, so that a disturbance of the host meets all of them alike. Each
+// begins on a quiet host.
 func oneRound(ctx context.Context, c *rest.Client, boot *booter, touched int) []sample {
 	ctx, cancel := context.WithTimeout(ctx, roundBudget)
 	defer cancel()
@@ -97,6 +107,9 @@ func oneRound(ctx context.Context, c *rest.Client, boot *booter, touched int) []
 
 func timeCreate(ctx context.Context, c *rest.Client) (sample, rest.Sandbox) {
 	s := sample{scenario: fromTemplate}
+	if s.err = quiet(ctx); s.err != nil {
+		return s, rest.Sandbox{}
+	}
 	w := watch{began: time.Now()}
 	sb, err := c.Create(ctx, rest.NewSandbox{TemplateID: "base", Timeout: int(roundBudget.Seconds()), Metadata: map[string]string{"by": "bench"}})
 	w.lap("create")
@@ -116,6 +129,9 @@ until [ -e /tmp/touched ]; do sleep 0.1; done`, touched)
 	if _, p.err = c.Output(ctx, sb, touch); p.err != nil {
 		return []sample{p}
 	}
+	if p.err = quiet(ctx); p.err != nil {
+		return []sample{p}
+	}
 	w := watch{began: time.Now()}
 	p.err = c.Pause(ctx, sb.SandboxID)
 	w.lap("pause")
@@ -125,6 +141,9 @@ until [ -e /tmp/touched ]; do sleep 0.1; done`, touched)
 	}
 	if state, err := c.State(ctx, sb.SandboxID); err == nil {
 		p.bytes = state.Memory.SnapshotBytes
+	}
+	if r.err = quiet(ctx); r.err != nil {
+		return []sample{p, r}
 	}
 	w = watch{began: time.Now()}
 	sb, _, r.err = c.Connect(ctx, sb.SandboxID, roundBudget)
@@ -168,6 +187,6 @@ func (s sample) fields() []string {
 	}
 	return []string{
 		s.scenario, strconv.Itoa(s.round), strconv.FormatInt(s.total.Microseconds(), 10), strings.Join(parts, " "),
-		strconv.FormatInt(s.bytes, 10), failure,
+		strconv.FormatInt(s.bytes, 10), failure, strconv.Itoa(s.shape.vcpus), strconv.Itoa(s.shape.memoryMiB),
 	}
 }

@@ -34,10 +34,12 @@ func readSamples(r io.Reader) ([]sample, error) {
 		total, err2 := strconv.ParseInt(row[2], 10, 64)
 		stored, err3 := strconv.ParseInt(row[4], 10, 64)
 		phases, err4 := parsePhases(row[3])
-		if err := errors.Join(err1, err2, err3, err4); err != nil {
+		vcpus, err5 := strconv.Atoi(row[6])
+		memory, err6 := strconv.Atoi(row[7])
+		if err := errors.Join(err1, err2, err3, err4, err5, err6); err != nil {
 			return nil, fmt.Errorf("reading the measurements: %w", err)
 		}
-		s := sample{scenario: row[0], round: round, total: time.Duration(total) * time.Microsecond, phases: phases, bytes: stored}
+		s := sample{scenario: row[0], round: round, total: time.Duration(total) * time.Microsecond, phases: phases, bytes: stored, shape: shape{vcpus, memory}}
 		if row[5] != "" {
 			s.err = errors.New(row[5])
 		}
@@ -89,8 +91,12 @@ func report(w io.Writer, samples []sample, c conditions, least float64) error {
 	if c.emulated {
 		kind = "emulated host: absolute times mean nothing elsewhere, ratios do"
 	}
-	fmt.Fprintf(w, "\nhost: %s (%s)\nguest: %d vCPUs, %d MiB, Debian kernel, %d MiB touched before a pause; sequential, page cache warm; %d rounds\n\n",
-		c.host, kind, vcpus, memoryBytes>>20, c.touched, c.rounds)
+	var machine shape
+	if len(samples) > 0 {
+		machine = samples[0].shape
+	}
+	fmt.Fprintf(w, "\nhost: %s (%s)\nguest: vCPUs %d, %d MiB, Debian kernel, %d MiB touched before a pause; sequential, each on a quiet host, page cache warm; %d rounds\n\n",
+		c.host, kind, machine.vcpus, machine.memoryMiB, c.touched, c.rounds)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(table, "to first command\tp50\tp95\tp99\tfailed\tphases (median)\t")
 	var failures []error

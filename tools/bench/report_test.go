@@ -29,7 +29,7 @@ func TestPercentile(t *testing.T) {
 func TestSamplesSurviveTheCSV(t *testing.T) {
 	in := []sample{
 		{scenario: fromTemplate, round: 1, total: 1500 * time.Microsecond, phases: []phase{{"create", time.Millisecond}, {"command", 500 * time.Microsecond}}},
-		{scenario: pausing, round: 2, bytes: 42, err: errors.New("a \"quoted\",\nlong story")},
+		{scenario: pausing, round: 2, bytes: 42, shape: shape{2, 512}, err: errors.New("a \"quoted\",\nlong story")},
 	}
 	var buf bytes.Buffer
 	w := csv.NewWriter(&buf)
@@ -42,7 +42,7 @@ func TestSamplesSurviveTheCSV(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(in, out) {
 		t.Errorf("%v: got %+v, want %+v", err, out, in)
 	}
-	for _, bad := range []string{"", "a,b\n", strings.Join(csvHeader, ",") + "\nx,one,2,,0,\n", strings.Join(csvHeader, ",") + "\nx,1,2,p,0,\n"} {
+	for _, bad := range []string{"", "a,b\n", strings.Join(csvHeader, ",") + "\nx,one,2,,0,,1,1\n", strings.Join(csvHeader, ",") + "\nx,1,2,p,0,,1,1\n", strings.Join(csvHeader, ",") + "\nx,1,2,,0,,one,1\n"} {
 		if _, err := readSamples(strings.NewReader(bad)); err == nil {
 			t.Errorf("%q was read", bad)
 		}

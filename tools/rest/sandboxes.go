@@ -85,6 +85,16 @@ type Event struct {
 	PhasesMs    map[string]float64 `json:"phasesMs"`
 }
 
+// Template is what sandboxes can be made from.
+type Template struct {
+	TemplateID string `json:"templateID"`
+	Digest     string `json:"digest"`
+	State      string `json:"state"` // building | ready | failed
+	CPUCount   int    `json:"cpuCount"`
+	MemoryMB   int    `json:"memoryMB"`
+	DiskSizeMB int    `json:"diskSizeMB"`
+}
+
 // NewSandbox is the body of create (v2 spelling).
 type NewSandbox struct {
 	TemplateID string            `json:"templateID"`
@@ -178,6 +188,26 @@ func (c *Client) List(ctx context.Context, states string) ([]Detail, error) {
 		}
 		query.Set("nextToken", next)
 	}
+}
+
+// Template finds a template by its id on the first node that has it.
+func (c *Client) Template(ctx context.Context, id string) (Template, error) {
+	var out struct {
+		Nodes []struct {
+			Templates []Template `json:"templates"`
+		} `json:"nodes"`
+	}
+	if _, err := c.Do(ctx, http.MethodGet, "/v1/nodes", nil, &out); err != nil {
+		return Template{}, err
+	}
+	for _, n := range out.Nodes {
+		for _, t := range n.Templates {
+			if t.TemplateID == id {
+				return t, nil
+			}
+		}
+	}
+	return Template{}, fmt.Errorf("no node has a template %q", id)
 }
 
 // State is Torpor's view of one sandbox.
