@@ -38,7 +38,12 @@ func drive(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	raw, err := b.measure(ctx, o)
+	if o.what == footprints {
+		err := b.measure(ctx, o, os.Stdout)
+		return errors.Join(err, down(context.WithoutCancel(ctx)))
+	}
+	var raw bytes.Buffer
+	err = b.measure(ctx, o, &raw)
 	facts := conditions{emulated: b.emulated, touched: o.touched, rounds: o.rounds}
 	if err == nil {
 		var host bytes.Buffer
@@ -51,10 +56,10 @@ func drive(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(o.csv, raw, 0o644); err != nil {
+	if err := os.WriteFile(o.csv, raw.Bytes(), 0o644); err != nil {
 		return fmt.Errorf("keeping the measurements: %w", err)
 	}
-	samples, err := readSamples(bytes.NewReader(raw))
+	samples, err := readSamples(&raw)
 	if err != nil {
 		return err
 	}
@@ -110,34 +115,29 @@ func (b *bench) torpor(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// measure builds this program for the host, runs it there, and returns its CSV.
-func (b *bench) measure(ctx context.Context, o options) ([]byte, error) {
+// measure builds this program for the host and runs it there.
+func (b *bench) measure(ctx context.Context, o options, stdout io.Writer) error {
 	program := filepath.Join(b.state, "torpor-bench")
 	build := exec.CommandContext(ctx, "go", "build", "-o", program, "./tools/bench")
 	build.Dir, build.Stderr = b.root, os.Stderr
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if err := build.Run(); err != nil {
-		return nil, fmt.Errorf("building the benchmark: %w", err)
+		return fmt.Errorf("building the benchmark: %w", err)
 	}
 	vmm, api := filepath.Join(b.root, ".bin", "torpor-vmm"), "http://127.0.0.1:3000"
 	if b.emulated {
 		remote := "/var/lib/torpor/torpor-bench"
 		if err := b.instance.Push(ctx, program, remote); err != nil {
-			return nil, err
+			return err
 		}
 		program, vmm = remote, "/usr/lib/torpor/bin/torpor-vmm"
 	}
-	var out bytes.Buffer
-	line := fmt.Sprintf("%s -on-host -rounds %d -touched %d -vmm %s -api %s", program, o.rounds, o.touched, vmm, api)
-	if err := b.shell(ctx, line, &out, os.Stderr); err != nil {
-		return nil, err
-	}
+	line := fmt.Sprintf("%s -on-host -rounds %d -touched %d -most %g -vmm %s -api %s %s", program, o.rounds, o.touched, o.most, vmm, api, o.what)
+	err := b.shell(ctx, line, stdout, os.Stderr)
 	if b.emulated {
-		if err := b.shell(ctx, "rm "+program, io.Discard, os.Stderr); err != nil {
-			return nil, err
-		}
+		err = errors.Join(err, b.shell(ctx, "rm "+program, io.Discard, os.Stderr))
 	}
-	return out.Bytes(), nil
+	return err
 }
 
 // shell runs a command on the host that runs the microVMs.

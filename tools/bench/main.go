@@ -1,6 +1,7 @@
 // Command bench measures, side by side in one run on one host, what Torpor is for: how long it takes from a client's request to
 // the output of a first command when a sandbox starts from its template's snapshot, when it wakes from its own, and when the
-// same machine is booted cold; and how long a pause takes.
+// same machine is booted cold; and how long a pause takes. With the argument "footprint" it measures what a torpor-vmm takes
+// beyond its guest's memory.
 //
 // Run on a hardware host it measures there; anywhere else it brings up the emulated host "test", measures inside it, and takes
 // it down again if it was down. Absolute numbers of an emulated host say nothing about hardware; ratios do.
@@ -35,7 +36,15 @@ type options struct {
 	data    string
 	vmm     string
 	least   float64
+	most    float64
+	what    string
 }
+
+// What can be measured.
+const (
+	wakes      = "wake"
+	footprints = "footprint"
+)
 
 func run(ctx context.Context) error {
 	var o options
@@ -43,16 +52,24 @@ func run(ctx context.Context) error {
 	flag.IntVar(&o.touched, "touched", 20, "`MiB` of memory a sandbox touches before it is paused")
 	flag.StringVar(&o.csv, "csv", "bench.csv", "`file` for every single measurement")
 	flag.Float64Var(&o.least, "least", 5, "fail if the median cold boot is not this many times slower than the template start; 0 asks for nothing")
+	flag.Float64Var(&o.most, "most", 5, "with footprint: fail if a VMM takes more than this many `MiB`")
 	flag.BoolVar(&o.onHost, "on-host", false, "measure on this very host, where Torpor is up")
 	flag.StringVar(&o.api, "api", "http://127.0.0.1:3000", "with -on-host: `URL` of the control plane")
 	flag.StringVar(&o.data, "data", "/var/lib/torpor", "with -on-host: data `directory`")
 	flag.StringVar(&o.vmm, "vmm", "/usr/lib/torpor/bin/torpor-vmm", "with -on-host: the VMM `program`")
 	flag.Parse()
-	if o.rounds < 1 || o.touched < 0 || flag.NArg() > 0 {
-		return fmt.Errorf("rounds must be at least 1, touched at least 0, and there are no arguments (see -h)")
+	if o.what = wakes; flag.NArg() > 0 {
+		o.what = flag.Arg(0)
 	}
-	if o.onHost {
+	if o.rounds < 1 || o.touched < 0 || flag.NArg() > 1 || (o.what != wakes && o.what != footprints) {
+		return fmt.Errorf("rounds must be at least 1, touched at least 0, and the argument %q or %q (see -h)", wakes, footprints)
+	}
+	switch {
+	case !o.onHost:
+		return drive(ctx, o)
+	case o.what == footprints:
+		return footprint(ctx, o, os.Stdout)
+	default:
 		return measure(ctx, o, os.Stdout)
 	}
-	return drive(ctx, o)
 }

@@ -49,13 +49,21 @@ type phase struct {
 // csvHeader names the columns measure writes; readSamples reads them back.
 var csvHeader = []string{"scenario", "round", "total_us", "phases_us", "bytes", "error", "vcpus", "memory_mib"}
 
-// measure runs all rounds and writes one CSV line a sample, as they come.
-func measure(ctx context.Context, o options, w io.Writer) error {
+// client speaks to the control plane of this host.
+func client(o options) (*rest.Client, error) {
 	key, err := os.ReadFile(filepath.Join(o.data, "controlplane", "api-key"))
 	if err != nil {
-		return fmt.Errorf("reading the API key: %w", err)
+		return nil, fmt.Errorf("reading the API key: %w", err)
 	}
-	c := &rest.Client{API: o.api, Key: strings.TrimSpace(string(key)), HTTP: &http.Client{}}
+	return &rest.Client{API: o.api, Key: strings.TrimSpace(string(key)), HTTP: &http.Client{}}, nil
+}
+
+// measure runs all rounds and writes one CSV line a sample, as they come.
+func measure(ctx context.Context, o options, w io.Writer) error {
+	c, err := client(o)
+	if err != nil {
+		return err
+	}
 	base, err := c.Template(ctx, "base")
 	if err != nil {
 		return err
