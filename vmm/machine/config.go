@@ -9,8 +9,8 @@ import (
 
 // Config is a machine before it exists. Paths are the caller's.
 type Config struct {
-	VCPUs       int    // 1-4
-	MemoryBytes uint64 // 128 MiB-4 GiB, a multiple of 2 MiB
+	VCPUs       int    // 1-8
+	MemoryBytes uint64 // 128 MiB-16 GiB, a multiple of 2 MiB
 	Disks       []Disk // vda, vdb, ... in this order
 	Vsock       *Vsock // nil: none
 	Console     *Console
@@ -62,7 +62,7 @@ func (c Config) validate() error {
 		bad("%d vCPUs, want 1 to %d", c.VCPUs, x86.MaxVCPUs)
 	}
 	if c.MemoryBytes < x86.MinMemory || c.MemoryBytes > x86.MaxMemory || c.MemoryBytes%x86.MemoryAlign != 0 {
-		bad("%d bytes of memory, want 128 MiB to 4 GiB in steps of 2 MiB", c.MemoryBytes)
+		bad("%d bytes of memory, want 128 MiB to 16 GiB in steps of 2 MiB", c.MemoryBytes)
 	}
 	if len(c.Disks) > maxDisks {
 		bad("%d disks, at most %d are possible", len(c.Disks), maxDisks)

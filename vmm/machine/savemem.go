@@ -13,27 +13,34 @@ const chunkPages = snapshot.ChunkBytes / snapshot.PageSize
 
 var zeroPage [snapshot.PageSize]byte
 
-// writeFull writes all memory as a flat image. Zero pages become holes. It returns the checksums of the image's chunks.
+// writeFull writes all memory as a flat image. Zero pages become holes. It returns the checksums of the image's chunks. Memory
+// that nobody wrote, over nothing or over a hole of the base, is zero without being looked at: reading it would fill the page
+// cache with as much as the guest has.
 func (r *ram) writeFull(f *os.File) (saved Saved, sums []uint32, err error) {
 	if err := f.Truncate(int64(r.mem.Size())); err != nil {
 		return saved, nil, err
 	}
-	maybe, err := r.touched()
+	maybe, err := r.written()
 	if err != nil {
 		return saved, nil, err
 	}
+	size, data := r.mem.Size(), uint64(0) // from the current offset to data the base has no data
 	for first := uint64(0); first < r.pages(); first += chunkPages {
 		n := min(chunkPages, r.pages()-first)
-		if r.base == nil && !maybe.any(first, n) {
+		off := first * snapshot.PageSize
+		if r.base != nil && data <= off {
+			data = snapshot.NextData(r.base, off, size)
+		}
+		if !maybe.any(first, n) && (r.base == nil || data >= off+n*snapshot.PageSize) {
 			sums = append(sums, snapshot.ZeroSum(int(n)*snapshot.PageSize))
 			saved.ZeroPages += n
 			continue
 		}
 		chunk := r.slice(first, n)
 		err := guarded(chunk, func() error {
-			data, err := writeNonZero(f, chunk, first)
-			saved.DataPages += data
-			saved.ZeroPages += n - data
+			stored, err := writeNonZero(f, chunk, first)
+			saved.DataPages += stored
+			saved.ZeroPages += n - stored
 			sums = append(sums, snapshot.Checksum(chunk))
 			return err
 		})
@@ -66,17 +73,26 @@ func writeNonZero(f *os.File, chunk []byte, first uint64) (pages uint64, err err
 
 func isZero(page []byte) bool { return bytes.Equal(page, zeroPage[:]) }
 
-// writeDiff writes the pages that differ from the base image.
-func (r *ram) writeDiff(f *os.File, id snapshot.ID) (Saved, error) {
-	var saved Saved
-	candidates, err := r.touched()
+// written returns every page that may differ from the base: those touched, and those mapped from an earlier diff.
+func (r *ram) written() (*pageSet, error) {
+	set, err := r.touched()
 	if err != nil {
-		return saved, err
+		return nil, err
 	}
 	for _, run := range r.inherited {
 		for page := run.first; page < run.first+run.n; page++ {
-			candidates.add(page)
+			set.add(page)
 		}
+	}
+	return set, nil
+}
+
+// writeDiff writes the pages that differ from the base image.
+func (r *ram) writeDiff(f *os.File, id snapshot.ID) (Saved, error) {
+	var saved Saved
+	candidates, err := r.written()
+	if err != nil {
+		return saved, err
 	}
 	w := snapshot.NewDiffWriter(f, id, r.mem.Size())
 	base := make([]byte, snapshot.ChunkBytes)

@@ -28,7 +28,7 @@ func VerifyFlat(r io.ReaderAt, memoryBytes uint64, sums []uint32) error {
 		b := buf[:min(ChunkBytes, memoryBytes-off)]
 		part := fmt.Sprintf("memory, bytes %d-%d", off, off+uint64(len(b))-1)
 		if data < off {
-			data = nextData(r, off, memoryBytes)
+			data = NextData(r, off, memoryBytes)
 		}
 		if data >= off+uint64(len(b)) {
 			if sum != ZeroSum(len(b)) {
@@ -46,9 +46,9 @@ func VerifyFlat(r io.ReaderAt, memoryBytes uint64, sums []uint32) error {
 	return nil
 }
 
-// nextData is where the next data of a sparse file begins, off if that cannot be told, and end if there is only a hole left up
-// to the end. A file that is shorter than end has data at its end: reading it there tells.
-func nextData(r io.ReaderAt, off, end uint64) uint64 {
+// NextData returns where the next data of a sparse flat image begins: off if that cannot be told, end if there is only a hole
+// left up to the end. A file shorter than end has data at its end: reading it there tells. It moves the file's seek position.
+func NextData(r io.ReaderAt, off, end uint64) uint64 {
 	f, ok := r.(*os.File)
 	if !ok {
 		return off

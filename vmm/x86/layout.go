@@ -53,12 +53,12 @@ const (
 // MaxCmdline is the longest kernel command line, without the NUL (cmdline_size of Debian's kernel).
 const MaxCmdline = 2047
 
-// Limits of a machine.
+// Limits of a machine, memory in bytes.
 const (
 	MinMemory     = 128 << 20
-	MaxMemory     = 4 << 30
+	MaxMemory     = 16 << 30
 	MemoryAlign   = 2 << 20
-	MaxVCPUs      = 4
+	MaxVCPUs      = 8
 	MaxVirtioSlot = 24 - VirtioGSI // pins of the I/O APIC
 )
 
