@@ -211,7 +211,7 @@ func (s *server) Quit(context.Context, *vmmpb.QuitRequest) (*vmmpb.QuitResponse,
 
 // config translates the machine of a request; package machine judges it.
 func config(m *vmmpb.Machine) machine.Config {
-	c := machine.Config{VCPUs: int(m.GetVcpus()), MemoryBytes: m.GetMemoryBytes()}
+	c := machine.Config{VCPUs: int(m.GetVcpus()), MemoryBytes: m.GetMemoryBytes(), CPUTemplate: m.GetCpuTemplate()}
 	for _, d := range m.GetDisks() {
 		c.Disks = append(c.Disks, machine.Disk{ID: d.GetId(), Base: d.GetBase(), Layers: d.GetLayers(), Top: d.GetTop()})
 	}

@@ -75,11 +75,12 @@ func (SaveKind) EnumDescriptor() ([]byte, []int) {
 
 type Machine struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Vcpus         uint32                 `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"`                                // 1-4
-	MemoryBytes   uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // 128 MiB-4 GiB, multiple of 2 MiB
+	Vcpus         uint32                 `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"`                                // 1-8
+	MemoryBytes   uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // 128 MiB-16 GiB, multiple of 2 MiB
 	Disks         []*Disk                `protobuf:"bytes,3,rep,name=disks,proto3" json:"disks,omitempty"`                                 // vda, vdb, ... in this order
 	Vsock         *Vsock                 `protobuf:"bytes,4,opt,name=vsock,proto3" json:"vsock,omitempty"`
 	Console       *Console               `protobuf:"bytes,5,opt,name=console,proto3" json:"console,omitempty"`
+	CpuTemplate   string                 `protobuf:"bytes,10,opt,name=cpu_template,json=cpuTemplate,proto3" json:"cpu_template,omitempty"` // host (or empty), x86-64-v2, x86-64-v3: the CPU features a guest is told of
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -147,6 +148,13 @@ func (x *Machine) GetConsole() *Console {
 		return x.Console
 	}
 	return nil
+}
+
+func (x *Machine) GetCpuTemplate() string {
+	if x != nil {
+		return x.CpuTemplate
+	}
+	return ""
 }
 
 // Disk is a read-only base with copy-on-write layers over it.
@@ -1151,13 +1159,15 @@ var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
 const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\n" +
 	"\x13api/vmmpb/vmm.proto\x12\n" +
-	"torpor.vmm\"\xc2\x01\n" +
+	"torpor.vmm\"\xe5\x01\n" +
 	"\aMachine\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12&\n" +
 	"\x05disks\x18\x03 \x03(\v2\x10.torpor.vmm.DiskR\x05disks\x12'\n" +
 	"\x05vsock\x18\x04 \x01(\v2\x11.torpor.vmm.VsockR\x05vsock\x12-\n" +
-	"\aconsole\x18\x05 \x01(\v2\x13.torpor.vmm.ConsoleR\aconsole\"T\n" +
+	"\aconsole\x18\x05 \x01(\v2\x13.torpor.vmm.ConsoleR\aconsole\x12!\n" +
+	"\fcpu_template\x18\n" +
+	" \x01(\tR\vcpuTemplate\"T\n" +
 	"\x04Disk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\tR\x04base\x12\x16\n" +

@@ -8,7 +8,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"torpor/vmm/guestmem"
-	"torpor/vmm/kvm"
 	"torpor/vmm/loader"
 	"torpor/vmm/x86"
 )
@@ -31,6 +30,9 @@ func Boot(cfg Config, k Kernel, log zerolog.Logger) (_ *Machine, err error) {
 			_ = m.Close()
 		}
 	}()
+	if err := m.checkTemplate(); err != nil {
+		return nil, err
+	}
 	entry, err := m.load(k)
 	if err != nil {
 		return nil, err
@@ -141,17 +143,4 @@ func (m *Machine) resetVCPU(c *vcpu, entry uint64) error {
 		return err
 	}
 	return c.kvm.SetRegs(&regs)
-}
-
-// cpuid is what vCPU id is told.
-func (m *Machine) cpuid(id int) ([]kvm.CPUIDEntry, error) {
-	supported, err := m.kvm.SupportedCPUID()
-	if err != nil {
-		return nil, err
-	}
-	deadline, err := m.kvm.Extension(kvm.CapTSCDeadlineTimer)
-	if err != nil {
-		return nil, err
-	}
-	return x86.CPUID(supported, x86.CPU{ID: id, Count: len(m.vcpus), TSCDeadline: deadline != 0}), nil
 }

@@ -14,6 +14,7 @@ type Config struct {
 	Disks       []Disk // vda, vdb, ... in this order
 	Vsock       *Vsock // nil: none
 	Console     *Console
+	CPUTemplate string // what CPUs of a fleet have in common (x86.FindTemplate); "" is x86.TemplateHost
 }
 
 // Disk is a read-only base with copy-on-write layers over it (package cow).
@@ -63,6 +64,9 @@ func (c Config) validate() error {
 	}
 	if c.MemoryBytes < x86.MinMemory || c.MemoryBytes > x86.MaxMemory || c.MemoryBytes%x86.MemoryAlign != 0 {
 		bad("%d bytes of memory, want 128 MiB to 16 GiB in steps of 2 MiB", c.MemoryBytes)
+	}
+	if _, err := x86.FindTemplate(c.CPUTemplate); err != nil {
+		bad("%v", err)
 	}
 	if len(c.Disks) > maxDisks {
 		bad("%d disks, at most %d are possible", len(c.Disks), maxDisks)

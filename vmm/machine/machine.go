@@ -40,6 +40,7 @@ var (
 type Machine struct {
 	log   zerolog.Logger
 	shape snapshot.Shape
+	cpu   x86.Template
 
 	kvm     *kvm.System
 	vm      *kvm.VM
@@ -91,6 +92,9 @@ func assemble(cfg Config, mem *ram, log zerolog.Logger) (_ *Machine, err error) 
 	m := &Machine{
 		log: log, ram: mem, uartIRQ: -1,
 		endings: make(chan End, x86.MaxVCPUs), closing: make(chan struct{}), supervised: make(chan struct{}), done: make(chan struct{}),
+	}
+	if m.cpu, err = x86.FindTemplate(cfg.CPUTemplate); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	if m.kvm, err = openKVM(); err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package machine
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -100,24 +99,6 @@ func (m *Machine) loadLocked(s *snapshot.State) error {
 	}
 	m.clock = s.Clock
 	return m.loadDevices(s)
-}
-
-// ErrCPU is wrapped by the error about a snapshot whose CPU features this host lacks.
-var ErrCPU = errors.New("this host's CPU cannot run the snapshot")
-
-func (m *Machine) checkCPU(saved snapshot.CPU) error {
-	cpuid, err := m.cpuid(0)
-	if err != nil {
-		return err
-	}
-	xsave, err := m.xsaveBytes()
-	if err != nil {
-		return err
-	}
-	if missing := saved.Missing(fingerprint(cpuid, xsave)); len(missing) > 0 {
-		return fmt.Errorf("%w: it lacks %s", ErrCPU, strings.Join(missing, ", "))
-	}
-	return nil
 }
 
 func (m *Machine) loadIRQChips(chips [][]byte) error {

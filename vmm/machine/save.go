@@ -143,13 +143,13 @@ func (m *Machine) stateLocked() (*snapshot.State, error) {
 	if err != nil {
 		return nil, err
 	}
-	offered, err := m.cpuid(0)
+	offered, err := m.offered()
 	if err != nil {
 		return nil, err
 	}
 	// A KVM that cannot hide the processor (PVM runs CPUID natively) reports features it does not support. Its guests may see
 	// them, but nobody promised them, and the same host must not refuse its own snapshot for their lack.
-	s.CPU = fingerprint(cpuid, xsave).Within(fingerprint(offered, xsave))
+	s.CPU = m.fingerprint(cpuid, xsave).Within(offered)
 	return s, nil
 }
 

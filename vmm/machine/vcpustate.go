@@ -133,46 +133,6 @@ func unpackCPUID(b []byte) ([]kvm.CPUIDEntry, error) {
 	return entries, nil
 }
 
-// getMSRs reads MSRs and leaves out those that KVM lists but cannot read.
-func (m *Machine) getMSRs(c *vcpu, indices []uint32) ([]snapshot.MSR, error) {
-	var out []snapshot.MSR
-	for len(indices) > 0 {
-		step := indices[:min(len(indices), kvm.MaxMSRs)]
-		got, err := c.kvm.MSRs(step)
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range got {
-			out = append(out, snapshot.MSR{Index: r.Index, Data: r.Data})
-		}
-		indices = indices[len(got):]
-		if len(got) < len(step) {
-			m.log.Debug().Int("vcpu", c.id).Str("msr", fmt.Sprintf("%#x", indices[0])).Msg("MSR cannot be read")
-			indices = indices[1:]
-		}
-	}
-	return out, nil
-}
-
-// setMSRs writes MSRs. One that KVM refuses is skipped: hosts differ in what they let be written back, and what a guest cannot
-// do without (EFER, the segment bases, the clocks) no host refuses.
-func (m *Machine) setMSRs(c *vcpu, msrs []kvm.MSR) error {
-	for len(msrs) > 0 {
-		step := msrs[:min(len(msrs), kvm.MaxMSRs)]
-		n, err := c.kvm.SetMSRs(step)
-		if err != nil {
-			return err
-		}
-		msrs = msrs[n:]
-		if n < len(step) {
-			m.log.Debug().Int("vcpu", c.id).Str("msr", fmt.Sprintf("%#x", msrs[0].Index)).
-				Str("value", fmt.Sprintf("%#x", msrs[0].Data)).Msg("MSR was refused")
-			msrs = msrs[1:]
-		}
-	}
-	return nil
-}
-
 // restoreTSC makes the TSCs of all vCPUs go on from tsc, together. Writing the MSR alone does not do it: KVM takes a value
 // within a second of what it expects for an attempt to synchronise and keeps its own, and vCPUs written one after the other
 // stay apart, so that a guest that trusts its TSC would see time go backwards when a thread moves.
@@ -234,39 +194,4 @@ func (m *Machine) restoreVCPUs(states []snapshot.VCPU) error {
 		}
 	}
 	return nil
-}
-
-// ownBits are CPUID bits that mirror what the guest's kernel has switched on, not what the CPU can do: OSXSAVE and OSPKE.
-var ownBits = []snapshot.Features{
-	{Leaf: 0x1, Register: snapshot.ECX, Bits: 1 << 27},
-	{Leaf: 0x7, Register: snapshot.ECX, Bits: 1 << 4},
-}
-
-// fingerprint is what a guest with this CPUID table relies on.
-func fingerprint(entries []kvm.CPUIDEntry, xsaveBytes int) snapshot.CPU {
-	cpu := snapshot.CPU{XSaveBytes: uint32(xsaveBytes)}
-	words := snapshot.FeatureWords()
-	for _, e := range entries {
-		if e.Function == 0 {
-			var vendor []byte
-			for _, r := range []uint32{e.EBX, e.EDX, e.ECX} {
-				vendor = binary.LittleEndian.AppendUint32(vendor, r)
-			}
-			cpu.Vendor = string(vendor)
-		}
-		for i, w := range words {
-			if w.Leaf == e.Function && w.Index == e.Index {
-				words[i].Bits = [...]uint32{e.EAX, e.EBX, e.ECX, e.EDX}[w.Register]
-			}
-		}
-	}
-	for _, own := range ownBits {
-		for i, w := range words {
-			if w.Leaf == own.Leaf && w.Index == own.Index && w.Register == own.Register {
-				words[i].Bits &^= own.Bits
-			}
-		}
-	}
-	cpu.Features = words
-	return cpu
 }

@@ -12,6 +12,7 @@ type CPU struct {
 	Vendor     string
 	XSaveBytes uint32 // size of the extended state area
 	Features   []Features
+	Template   string // the CPU template that chose the features; "": none, all the host had
 }
 
 // Register names one of the four results of CPUID.
@@ -45,13 +46,17 @@ func FeatureWords() []Features {
 		{Leaf: 0x7, Register: ECX},
 		{Leaf: 0x7, Register: EDX},
 		{Leaf: 0x7, Index: 1, Register: EAX},
+		{Leaf: 0x7, Index: 1, Register: EDX},
+		{Leaf: 0x7, Index: 2, Register: EDX},
 		{Leaf: 0xd, Register: EAX},
 		{Leaf: 0xd, Register: EDX},
 		{Leaf: 0xd, Index: 1, Register: EAX},
 		{Leaf: 0xd, Index: 1, Register: ECX},
 		{Leaf: 0x80000001, Register: ECX},
 		{Leaf: 0x80000001, Register: EDX},
+		{Leaf: 0x80000007, Register: EDX},
 		{Leaf: 0x80000008, Register: EBX},
+		{Leaf: 0x80000021, Register: EAX},
 		{Leaf: 0x40000001, Register: EAX},
 	}
 }
@@ -114,6 +119,9 @@ var featureNames = map[[3]uint32]string{
 		"avx512f avx512dq rdseed adx smap avx512ifma - clflushopt clwb intel_pt avx512pf avx512er avx512cd sha_ni avx512bw avx512vl",
 	{0x7, 0, uint32(ECX)}: "prefetchwt1 avx512vbmi umip pku ospke waitpkg avx512_vbmi2 - gfni vaes vpclmulqdq avx512_vnni " +
 		"avx512_bitalg tme avx512_vpopcntdq - la57",
+	{0x7, 0, uint32(EDX)}: "- - avx512_4vnniw avx512_4fmaps fsrm - - - avx512_vp2intersect srbds_ctrl md_clear rtm_always_abort - " +
+		"tsx_force_abort serialize hybrid_cpu tsxldtrk - pconfig arch_lbr ibt - amx_bf16 avx512_fp16 amx_tile amx_int8 spec_ctrl " +
+		"intel_stibp flush_l1d arch_capabilities core_capabilities spec_ctrl_ssbd",
 	{0x80000001, 0, uint32(ECX)}: "lahf_lm cmp_legacy svm extapic cr8_legacy abm sse4a misalignsse 3dnowprefetch osvw ibs xop " +
 		"skinit wdt - lwp fma4 tce - nodeid_msr - tbm topoext",
 	{0x80000001, 0, uint32(EDX)}: "fpu vme de pse tsc msr pae mce cx8 apic - syscall mtrr pge mca cmov pat pse36 - mp nx - " +

@@ -36,6 +36,9 @@ func (c CPU) encode() (e encoder) {
 		e.u8(uint8(f.Register))
 		e.u32(f.Bits)
 	}
+	if c.Template != "" {
+		e.bytes([]byte(c.Template))
+	}
 	return e
 }
 
@@ -48,6 +51,10 @@ func (c *CPU) decode(d *decoder) {
 			d.failed = true
 		}
 		c.Features = append(c.Features, f)
+	}
+	if len(d.b) > 0 {
+		c.Template = string(d.bytes())
+		d.failed = d.failed || c.Template == ""
 	}
 }
 

@@ -63,6 +63,16 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
+// A template is the only part of a state that need not be there.
+func TestTemplateRoundTrip(t *testing.T) {
+	want := sample()
+	want.CPU.Template = "x86-64-v3"
+	got, err := snapshot.DecodeState(want.Encode())
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("decoded %+v, %v", got, err)
+	}
+}
+
 func TestStateRoundTripAndGolden(t *testing.T) {
 	want := sample()
 	raw := want.Encode()
