@@ -1024,7 +1024,7 @@ func (*WaitRequest) Descriptor() ([]byte, []int) {
 
 type WaitResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"` // reset | poweroff | panic | error
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"` // reset | poweroff | panic | memory (a page of its RAM cannot be read) | error
 	Detail        string                 `protobuf:"bytes,2,opt,name=detail,proto3" json:"detail,omitempty"`
 	ConsoleTail   []byte                 `protobuf:"bytes,3,opt,name=console_tail,json=consoleTail,proto3" json:"console_tail,omitempty"` // at most 4 KiB
 	unknownFields protoimpl.UnknownFields

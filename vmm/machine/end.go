@@ -10,6 +10,7 @@ const (
 	ReasonReset    Reason = "reset"    // it rebooted; the machine does not
 	ReasonPowerOff Reason = "poweroff" // ACPI S5
 	ReasonPanic    Reason = "panic"    // its kernel panicked and then reset
+	ReasonMemory   Reason = "memory"   // a page of its RAM cannot be read: the file under it was cut short or its disk failed
 	ReasonError    Reason = "error"    // KVM could not run it on
 )
 

@@ -118,6 +118,8 @@ func (c *vcpu) run(bus *bus) End {
 		case errors.Is(err, unix.EAGAIN) && again < maxAgain:
 			again++
 			continue
+		case errors.Is(err, unix.EFAULT):
+			return End{Reason: ReasonMemory, Detail: fmt.Sprintf("vCPU %d: a page of memory cannot be read: %v%s", c.id, err, c.where())}
 		default:
 			return End{Reason: ReasonError, Detail: fmt.Sprintf("vCPU %d: %v", c.id, err)}
 		}

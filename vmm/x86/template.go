@@ -93,12 +93,22 @@ const everyIndex = ^uint32(0)
 
 // featureWords are the results of CPUID whose bits are features. Leaf 0xd, sub-leaf 0 is limitXState's.
 var featureWords = []word{
-	{leafFeatures, 0, ecx}, {leafFeatures, 0, edx}, {leafPower, 0, eax},
-	{leafStructured, 0, ebx}, {leafStructured, 0, ecx}, {leafStructured, 0, edx},
-	{leafStructured, everyIndex, eax}, {leafStructured, everyIndex, ebx}, {leafStructured, everyIndex, ecx}, {leafStructured, everyIndex, edx},
+	{leafFeatures, 0, ecx},
+	{leafFeatures, 0, edx},
+	{leafPower, 0, eax},
+	{leafStructured, 0, ebx},
+	{leafStructured, 0, ecx},
+	{leafStructured, 0, edx},
+	{leafStructured, everyIndex, eax},
+	{leafStructured, everyIndex, ebx},
+	{leafStructured, everyIndex, ecx},
+	{leafStructured, everyIndex, edx},
 	{leafXState, 1, eax},
 	{leafKVMFeatures, 0, eax},
-	{leafExtFeatures, 0, ecx}, {leafExtFeatures, 0, edx}, {leafExtPower, 0, edx}, {leafSizes, 0, ebx},
+	{leafExtFeatures, 0, ecx},
+	{leafExtFeatures, 0, edx},
+	{leafExtPower, 0, edx},
+	{leafSizes, 0, ebx},
 }
 
 // templates builds the table of templates: for each, the bits of its psABI level, and the bits beyond the level that every

@@ -33,8 +33,14 @@ func everything() []kvm.CPUIDEntry {
 		{Function: 0x80000021, EAX: all},
 	}
 	for _, c := range []struct{ index, bytes, offset, flags uint32 }{
-		{2, 256, 576, 0}, {5, 64, 1088, 0}, {6, 512, 1152, 0}, {7, 1024, 1664, 0}, {9, 8, 2688, 0},
-		{11, 16, 0, 1}, {17, 64, 2752, 2}, {18, 8192, 2816, 6},
+		{2, 256, 576, 0},
+		{5, 64, 1088, 0},
+		{6, 512, 1152, 0},
+		{7, 1024, 1664, 0},
+		{9, 8, 2688, 0},
+		{11, 16, 0, 1},
+		{17, 64, 2752, 2},
+		{18, 8192, 2816, 6},
 	} {
 		table = append(table, kvm.CPUIDEntry{Function: 0xd, Index: c.index, EAX: c.bytes, EBX: c.offset, ECX: c.flags})
 	}
