@@ -1,0 +1,193 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"torpor/api/guestpb"
+	"torpor/vmm/x86"
+)
+
+var matrix = flag.Bool("matrix", false, "boot every shape of the boot matrix, not a few of them")
+
+// shapeCell is one shape of the boot matrix.
+type shapeCell struct {
+	vcpus   int
+	memory  uint64
+	console bool
+}
+
+func (c shapeCell) String() string {
+	return fmt.Sprintf("%d vCPU, %d MiB, console %t", c.vcpus, c.memory/mib, c.console)
+}
+
+// cells are all shapes with -matrix, else the corners.
+func cells() []shapeCell {
+	if !*matrix {
+		return []shapeCell{{1, 128 * mib, false}, {2, 512 * mib, true}, {4, 4096 * mib, false}}
+	}
+	var out []shapeCell
+	for _, vcpus := range []int{1, 2, 4} {
+		for _, memory := range []uint64{128, 512, 2048, 4096} {
+			for _, console := range []bool{false, true} {
+				out = append(out, shapeCell{vcpus, memory * mib, console})
+			}
+		}
+	}
+	return out
+}
+
+// quietCmdline is an image's command line for a machine without a serial port.
+func quietCmdline(line string) string {
+	words := slices.DeleteFunc(strings.Fields(line), func(w string) bool {
+		return strings.HasPrefix(w, "console=") || strings.HasPrefix(w, "8250.")
+	})
+	return strings.Join(append(words, "8250.nr_uarts=0"), " ")
+}
+
+// exits are what a boot to envd's hello costs in exits from the guest.
+type exits struct {
+	toVMM, port, mmio uint64 // that returned from KVM_RUN (Status)
+	kvm               uint64 // all, by KVM's own count; 0 where debugfs is not mounted
+	kvmPort           uint64 // port accesses by KVM's count: those it serves itself (the PICs) included
+}
+
+// kvmCounters reads KVM's counters of the machine (the kernel's Documentation/virt/kvm/api.rst, 4.135, is their other face).
+func (m *Machine) kvmCounters() map[string]uint64 {
+	dirs, _ := filepath.Glob(fmt.Sprintf("/sys/kernel/debug/kvm/%d-*", os.Getpid()))
+	out := map[string]uint64{}
+	for _, dir := range dirs {
+		files, err := os.ReadDir(dir)
+		if err != nil {
+			continue
+		}
+		for _, f := range files {
+			b, err := os.ReadFile(filepath.Join(dir, f.Name()))
+			if n, perr := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil && perr == nil && n > 0 {
+				out[f.Name()] += n
+			}
+		}
+	}
+	return out
+}
+
+// Each shape boots the real guest to envd ready, within a budget of exits that only ever goes down.
+func TestBootMatrix(t *testing.T) {
+	i := needImage(t)
+	for _, cell := range cells() {
+		t.Run(cell.String(), func(t *testing.T) {
+			cfg := i.config(t, cell.vcpus, nil)
+			cfg.MemoryBytes = cell.memory
+			line := i.Cmdline
+			if !cell.console {
+				cfg.Console, line = nil, quietCmdline(line)
+			}
+			start := time.Now()
+			g := bootConfig(t, i, cfg, line)
+			took, s, counters := time.Since(start), g.Status(), g.kvmCounters()
+			e := exits{toVMM: s.Exits, port: s.IOExits, mmio: s.MMIOExits, kvm: counters["exits"], kvmPort: counters["io_exits"]}
+			g.health(t)
+			t.Logf("boot matrix | %v | %v | %d exits, %d port, to the VMM %d: %d port, %d MMIO | %v",
+				cell, took.Round(10*time.Millisecond), e.kvm, e.kvmPort, e.toVMM, e.port, e.mmio, counters)
+		})
+	}
+}
+
+// The guest's kernel finds exactly the devices it was given, by ACPI, and has a driver for each. It runs with a CPU template, so
+// that a template is seen to be enough for a Debian guest.
+func TestGuestListsExactlyItsDevices(t *testing.T) {
+	i := needImage(t)
+	cfg := i.config(t, 1, nil)
+	cfg.CPUTemplate = x86.TemplateV3
+	cfg.Disks = append(cfg.Disks, Disk{ID: "more", Base: i.Rootfs})
+	g := bootConfig(t, i, cfg, i.Cmdline)
+	g.rpc(t, func(ctx context.Context, c guestpb.GuestService) error {
+		_, err := c.Handshake(ctx, &guestpb.HandshakeRequest{
+			Incarnation: 1, RealtimeUnixNano: time.Now().UnixNano(), Entropy: make([]byte, 32), SandboxId: "test", DefaultUser: "root",
+		})
+		return err
+	})
+	acpi := g.list(t, "/sys/bus/acpi/devices")
+	count := func(prefix string) (n int) {
+		for _, name := range acpi {
+			if strings.HasPrefix(name, prefix) {
+				n++
+			}
+		}
+		return n
+	}
+	const devices = 4 // two disks, vsock, rng
+	if got := count("LNRO0005:"); got != devices {
+		t.Errorf("%d virtio windows in %v", got, acpi)
+	}
+	if got := count("PNP0501:"); got != 1 {
+		t.Errorf("%d serial ports in %v", got, acpi)
+	}
+	if got := g.list(t, "/sys/bus/virtio/devices"); len(got) != devices {
+		t.Errorf("virtio devices %v", got)
+	}
+	for driver, want := range map[string]int{"virtio_blk": 2, "vmw_vsock_virtio_transport": 1, "virtio_rng": 1} {
+		bound := 0
+		for _, name := range g.list(t, "/sys/bus/virtio/drivers/"+driver) {
+			if strings.HasPrefix(name, "virtio") {
+				bound++
+			}
+		}
+		if bound != want {
+			t.Errorf("%d devices of %s, want %d", bound, driver, want)
+		}
+	}
+	g.clean(t)
+}
+
+// list names the entries of a directory in the guest, as envd tells.
+func (g *guest) list(t *testing.T, dir string) []string {
+	t.Helper()
+	client := http.Client{Timeout: guestTimeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return g.dial(ctx, healthPort) },
+	}}
+	ask, err := json.Marshal(map[string]any{"path": dir, "depth": 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://guest/filesystem.Filesystem/ListDir", bytes.NewReader(ask))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.SetBasicAuth("root", "")
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	var answer struct {
+		Entries []struct{ Name string }
+	}
+	if err == nil {
+		err = json.Unmarshal(body, &answer)
+	}
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("list %s: %s %v %s", dir, resp.Status, err, body)
+	}
+	var names []string
+	for _, e := range answer.Entries {
+		names = append(names, e.Name)
+	}
+	return names
+}
