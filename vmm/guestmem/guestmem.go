@@ -18,8 +18,9 @@ import (
 	"slices"
 )
 
-// Addr is a guest physical address.
-type Addr uint64
+// Addr is a guest physical address. It is another name for uint64, so that packages that know nothing of this one (virtq) can name
+// what they need of a Memory in an interface of their own.
+type Addr = uint64
 
 // PageSize is the unit of mapping, in bytes: regions begin and end on it.
 const PageSize = 4096

@@ -3,8 +3,6 @@ package virtq
 import (
 	"encoding/binary"
 	"errors"
-
-	"torpor/vmm/guestmem"
 )
 
 // ErrShort means that a chain has fewer bytes than a request needs.
@@ -14,7 +12,7 @@ var ErrShort = errors.New("descriptor chain is too short")
 // change the bytes at any time; a Chain's own lengths never change. The zero value is for Pop to fill.
 type Chain struct {
 	Head     uint16 // names the chain in Push
-	mem      *guestmem.Memory
+	mem      Memory
 	readable part
 	writable part
 }
@@ -25,9 +23,10 @@ type part struct {
 	bytes    uint64
 }
 
+// segment is what one descriptor describes. Whether it is RAM is seen when it is used.
 type segment struct {
-	at  guestmem.Addr
-	len uint32
+	addr uint64
+	len  uint32
 }
 
 // ReadLen returns how many bytes the driver gives.
@@ -36,22 +35,23 @@ func (c *Chain) ReadLen() uint64 { return c.readable.bytes }
 // WriteLen returns how many bytes the driver takes.
 func (c *Chain) WriteLen() uint64 { return c.writable.bytes }
 
-// ReadAt fills p from the driver's bytes at offset off. It fails with ErrShort or with a *guestmem.AccessError.
+// ReadAt fills p from the driver's bytes at offset off. It fails with ErrShort or with the Memory's error.
 func (c *Chain) ReadAt(p []byte, off uint64) error {
-	return c.readable.each(off, len(p), func(at guestmem.Addr, from, to int) error {
-		return c.mem.ReadAt(p[from:to], at)
+	return c.readable.each(off, len(p), func(addr uint64, from, to int) error {
+		return c.mem.ReadAt(p[from:to], addr)
 	})
 }
 
-// WriteAt copies p to the bytes the driver takes, at offset off. It fails with ErrShort or with a *guestmem.AccessError.
+// WriteAt copies p to the bytes the driver takes, at offset off. It fails with ErrShort or with the Memory's error.
 func (c *Chain) WriteAt(p []byte, off uint64) error {
-	return c.writable.each(off, len(p), func(at guestmem.Addr, from, to int) error {
-		return c.mem.WriteAt(p[from:to], at)
+	return c.writable.each(off, len(p), func(addr uint64, from, to int) error {
+		return c.mem.WriteAt(p[from:to], addr)
 	})
 }
 
-// each calls f for every contiguous piece of the n bytes at off: they are bytes from to to of the n.
-func (p *part) each(off uint64, n int, f func(at guestmem.Addr, from, to int) error) error {
+// each calls f for every contiguous piece of the n bytes at off: they are bytes from to to of the n. An address that wraps around is
+// no RAM for any Memory.
+func (p *part) each(off uint64, n int, f func(addr uint64, from, to int) error) error {
 	if off > p.bytes || uint64(n) > p.bytes-off {
 		return ErrShort
 	}
@@ -65,7 +65,7 @@ func (p *part) each(off uint64, n int, f func(at guestmem.Addr, from, to int) er
 			continue
 		}
 		piece := int(min(uint64(s.len)-off, uint64(n-done)))
-		if err := f(s.at+guestmem.Addr(off), done, done+piece); err != nil {
+		if err := f(s.addr+off, done, done+piece); err != nil {
 			return err
 		}
 		done += piece
@@ -81,7 +81,7 @@ func (p *part) add(s segment) {
 	p.bytes += uint64(s.len)
 }
 
-// walk reads the chain that starts at head into c.
+// walk reads the chain that starts at head into c. A chain longer than the table has a loop (section 2.7.5.2).
 func (q *Queue) walk(c *Chain, head uint16) error {
 	c.Head, c.mem = head, q.mem
 	c.readable.reset()
@@ -91,12 +91,12 @@ func (q *Queue) walk(c *Chain, head uint16) error {
 		if next >= q.cfg.Size {
 			return q.breakf("descriptor %d of %d", next, q.cfg.Size)
 		}
-		var d [descBytes]byte
-		if err := q.mem.ReadAt(d[:], q.cfg.Desc+descBytes*guestmem.Addr(next)); err != nil {
+		d := q.scratch[:descBytes]
+		if err := q.mem.ReadAt(d, q.cfg.Desc+descBytes*uint64(next)); err != nil {
 			return q.breakf("descriptor table: %w", err)
 		}
-		s := segment{guestmem.Addr(binary.LittleEndian.Uint64(d[0:])), binary.LittleEndian.Uint32(d[8:])}
-		flags := binary.LittleEndian.Uint16(d[12:])
+		s := segment{binary.LittleEndian.Uint64(d[descAddr:]), binary.LittleEndian.Uint32(d[descLen:])}
+		flags := binary.LittleEndian.Uint16(d[descFlags:])
 		switch {
 		case flags&descIndirect != 0:
 			return q.breakf("indirect descriptor, which was not offered")
@@ -110,7 +110,7 @@ func (q *Queue) walk(c *Chain, head uint16) error {
 		if flags&descNext == 0 {
 			return nil
 		}
-		next = binary.LittleEndian.Uint16(d[14:])
+		next = binary.LittleEndian.Uint16(d[descNextField:])
 	}
 	return q.breakf("descriptor chain from %d does not end", head)
 }

@@ -1,43 +1,82 @@
 // Package virtq is the device's side of a split virtqueue (virtio 1.2, section 2.7) over guest memory.
 //
+//	descriptor table   16 bytes each       u64 addr, u32 len, u16 flags, u16 next              aligned to 16
+//	available ring     driver to device    u16 flags, u16 idx, u16 ring[size], u16 used_event  aligned to 2
+//	used ring          device to driver    u16 flags, u16 idx, {u32 id, u32 len}[size], u16 avail_event  aligned to 4
+//
 // Everything in a ring is written by the guest and may change while we look. A descriptor is read once, into private memory,
 // and only the copy is believed; a chain is at most as long as the queue, so loops end; indirect tables are not offered and
 // refused. A queue whose driver broke the rules answers ErrBroken from then on, and the device asks for a reset.
 //
-// A Queue is not safe for concurrent use: the device that owns it takes care of that.
+// Names and numbers are those of linux/virtio_ring.h (struct vring_desc, vring_avail, vring_used), whose layout the tests compare
+// with the offsets here. A Queue is not safe for concurrent use: the device that owns it takes care of that. The package is a leaf.
 package virtq
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-
-	"torpor/vmm/guestmem"
 )
 
-// MaxSize is the largest queue the format has, in descriptors.
+// MaxSize is the largest queue the format has, in descriptors (section 2.7).
 const MaxSize = 32768
 
-// Flags of descriptors and of the available ring (virtio 1.2, sections 2.7.5 and 2.7.6).
+// Flags of a descriptor (section 2.7.5; VRING_DESC_F_*).
 const (
-	descNext     = 1
-	descWrite    = 2
-	descIndirect = 4
+	descNext     = 1 // next is the next descriptor of the chain
+	descWrite    = 2 // the device writes the bytes; else it reads them
+	descIndirect = 4 // the bytes are a table of descriptors
+)
 
-	availNoInterrupt = 1
+// availNoInterrupt is the flag of the available ring by which a driver without EVENT_IDX asks for silence (section 2.7.6;
+// VRING_AVAIL_F_NO_INTERRUPT).
+const availNoInterrupt = 1
 
-	descBytes = 16
+// Offsets in struct vring_desc, and its size.
+const (
+	descAddr      = 0
+	descLen       = 8
+	descFlags     = 12
+	descNextField = 14
+	descBytes     = 16
+)
+
+// Offsets in struct vring_avail and struct vring_used, and the sizes of their elements. After the elements comes a u16: used_event
+// and avail_event.
+const (
+	ringFlags = 0
+	ringIdx   = 2
+	ringElems = 4
+	eventLen  = 2
+
+	availElemBytes = 2
+	usedElemBytes  = 8
 )
 
 // ErrBroken means that the driver broke the ring's rules; only a reset of the device mends it.
 var ErrBroken = errors.New("virtqueue broken by the driver")
 
-// Config is where a driver put a queue.
+// Config is where a driver put a queue; addresses are guest-physical.
 type Config struct {
 	Size  uint16 // descriptors, a power of two
-	Desc  guestmem.Addr
-	Avail guestmem.Addr
-	Used  guestmem.Addr
+	Desc  uint64
+	Avail uint64
+	Used  uint64
 }
+
+// availElem returns where entry number n of the available ring is, n not reduced modulo the size.
+func (c Config) availElem(n uint16) uint64 {
+	return c.Avail + ringElems + availElemBytes*uint64(n%c.Size)
+}
+
+// usedElem returns where entry number n of the used ring is, n not reduced modulo the size.
+func (c Config) usedElem(n uint16) uint64 { return c.Used + ringElems + usedElemBytes*uint64(n%c.Size) }
+
+// usedEvent returns where the driver says after which used entry it wants an interrupt.
+func (c Config) usedEvent() uint64 { return c.Avail + ringElems + availElemBytes*uint64(c.Size) }
+
+// availEvent returns where the device says after which available entry it wants a notification.
+func (c Config) availEvent() uint64 { return c.Used + ringElems + usedElemBytes*uint64(c.Size) }
 
 // State is the part of a queue that is not in guest memory; it goes into snapshots.
 type State struct {
@@ -47,7 +86,7 @@ type State struct {
 
 // Queue is one virtqueue.
 type Queue struct {
-	mem      *guestmem.Memory
+	mem      Memory
 	cfg      Config
 	eventIdx bool
 	state    State
@@ -55,27 +94,26 @@ type Queue struct {
 	signalled      uint16
 	signalledKnown bool
 	broken         error
+	scratch        [descBytes]byte // a descriptor or a used element on its way: memory behind an interface wants a buffer of the heap
 }
 
 // New returns the queue at cfg, empty so far. It is an error if cfg is not what section 2.7 demands or not within RAM.
 // eventIdx says whether VIRTIO_F_EVENT_IDX was negotiated.
-func New(mem *guestmem.Memory, cfg Config, eventIdx bool) (*Queue, error) {
+func New(mem Memory, cfg Config, eventIdx bool) (*Queue, error) {
 	n := uint64(cfg.Size)
 	if n == 0 || n > MaxSize || n&(n-1) != 0 {
 		return nil, fmt.Errorf("virtqueue of %d descriptors", n)
 	}
 	for _, part := range []struct {
-		name  string
-		at    guestmem.Addr
-		align guestmem.Addr
-		bytes uint64
+		name               string
+		addr, align, bytes uint64
 	}{
 		{"descriptor table", cfg.Desc, 16, descBytes * n},
-		{"available ring", cfg.Avail, 2, 6 + 2*n},
-		{"used ring", cfg.Used, 4, 6 + 8*n},
+		{"available ring", cfg.Avail, 2, ringElems + availElemBytes*n + eventLen},
+		{"used ring", cfg.Used, 4, ringElems + usedElemBytes*n + eventLen},
 	} {
-		if part.at%part.align != 0 || !mem.Contains(part.at, part.bytes) {
-			return nil, fmt.Errorf("virtqueue: %s at %#x is misaligned or outside memory", part.name, uint64(part.at))
+		if part.addr%part.align != 0 || !mem.Contains(part.addr, part.bytes) {
+			return nil, fmt.Errorf("virtqueue: %s at %#x is misaligned or outside memory", part.name, part.addr)
 		}
 	}
 	return &Queue{mem: mem, cfg: cfg, eventIdx: eventIdx}, nil
@@ -106,12 +144,11 @@ func (q *Queue) Pop(c *Chain) (bool, error) {
 	if idx == q.state.LastAvail {
 		return false, nil
 	}
-	slot := q.cfg.Avail + 4 + 2*guestmem.Addr(q.state.LastAvail%q.cfg.Size)
-	head, err := q.mem.ReadUint16(slot)
-	if err != nil {
+	elem := q.scratch[:availElemBytes] // no atomic load: the index was one, and it comes after its entries
+	if err := q.mem.ReadAt(elem, q.cfg.availElem(q.state.LastAvail)); err != nil {
 		return false, q.breakf("available ring: %w", err)
 	}
-	if err := q.walk(c, head); err != nil {
+	if err := q.walk(c, binary.LittleEndian.Uint16(elem)); err != nil {
 		return false, err
 	}
 	q.state.LastAvail++
@@ -120,7 +157,7 @@ func (q *Queue) Pop(c *Chain) (bool, error) {
 
 // AvailIdx returns the driver's index: it moves when the driver makes buffers available.
 func (q *Queue) AvailIdx() (uint16, error) {
-	idx, err := q.mem.LoadUint16(q.cfg.Avail + 2)
+	idx, err := q.mem.LoadUint16(q.cfg.Avail + ringIdx)
 	if err != nil {
 		return 0, q.breakf("available index: %w", err)
 	}
@@ -135,11 +172,13 @@ func (q *Queue) Push(head uint16, written uint32) error {
 	if q.broken != nil {
 		return q.broken
 	}
-	slot := q.cfg.Used + 4 + 8*guestmem.Addr(q.state.NextUsed%q.cfg.Size)
-	err := errors.Join(q.mem.WriteUint32(slot, uint32(head)), q.mem.WriteUint32(slot+4, written))
+	elem := q.scratch[:usedElemBytes]
+	binary.LittleEndian.PutUint32(elem, uint32(head))
+	binary.LittleEndian.PutUint32(elem[4:], written)
+	err := q.mem.WriteAt(elem, q.cfg.usedElem(q.state.NextUsed))
 	if err == nil {
 		q.state.NextUsed++
-		err = q.mem.StoreUint16(q.cfg.Used+2, q.state.NextUsed)
+		err = q.mem.StoreUint16(q.cfg.Used+ringIdx, q.state.NextUsed)
 	}
 	if err != nil {
 		return q.breakf("used ring: %w", err)
@@ -150,10 +189,10 @@ func (q *Queue) Push(head uint16, written uint32) error {
 // NeedsInterrupt reports whether the driver wants to be signalled for what was pushed since the last call.
 func (q *Queue) NeedsInterrupt() bool {
 	if !q.eventIdx {
-		flags, err := q.mem.LoadUint16(q.cfg.Avail)
+		flags, err := q.mem.LoadUint16(q.cfg.Avail + ringFlags)
 		return err != nil || flags&availNoInterrupt == 0
 	}
-	event, err := q.mem.LoadUint16(q.cfg.Avail + 4 + 2*guestmem.Addr(q.cfg.Size))
+	event, err := q.mem.LoadUint16(q.cfg.usedEvent())
 	before, known := q.signalled, q.signalledKnown
 	q.signalled, q.signalledKnown = q.state.NextUsed, true
 	return err != nil || !known || crossed(event, q.state.NextUsed, before)
@@ -180,7 +219,7 @@ func (q *Queue) NotifyAt(idx uint16) error {
 	if !q.eventIdx {
 		return nil // notifications are never switched off
 	}
-	if err := q.mem.StoreUint16(q.cfg.Used+4+8*guestmem.Addr(q.cfg.Size), idx); err != nil {
+	if err := q.mem.StoreUint16(q.cfg.availEvent(), idx); err != nil {
 		return q.breakf("avail_event: %w", err)
 	}
 	return nil
