@@ -9,14 +9,6 @@ import (
 	"testing"
 )
 
-var requests = []request{
-	getAPIVersion, createVM, getMSRIndexList, checkExtension, getVCPUMmapSize, getSupportedCPUID,
-	createVCPU, setUserMemory, setTSSAddr, setIdentityMapAddr, createIRQChip, getIRQChip, setIRQChip, irqfd, ioeventfd, setClock,
-	getClock, run, getRegs, setRegs, getSregs, setSregs, getMSRs, setMSRs, getLAPIC, setLAPIC, setCPUID2, getCPUID2, getMPState,
-	setMPState, getVCPUEvents, setVCPUEvents, getDebugRegs, setDebugRegs, setTSCKHz, getTSCKHz, getXSave, setXSave, getXCRs,
-	setXCRs, kvmclockCtrl, getXSave2, setDeviceAttr, getDeviceAttr, hasDeviceAttr,
-}
-
 var numbers = map[string]uint64{
 	"KVM_CAP_IRQCHIP": uint64(CapIRQChip), "KVM_CAP_USER_MEMORY": uint64(CapUserMemory), "KVM_CAP_IRQFD": uint64(CapIRQFD),
 	"KVM_CAP_IOEVENTFD": uint64(CapIOEventFD), "KVM_CAP_XSAVE": uint64(CapXSave), "KVM_CAP_XCRS": uint64(CapXCRs),
@@ -33,7 +25,7 @@ var numbers = map[string]uint64{
 	"KVM_IOEVENTFD_FLAG_DATAMATCH": uint64(ioeventfdDatamatch), "KVM_API_VERSION": APIVersion,
 	"sizeof(struct kvm_run)":                                       minRunBytes,
 	"offsetof(struct kvm_run, exit_reason)":                        runExitReason,
-	"offsetof(struct kvm_run, immediate_exit)":                     1,
+	"offsetof(struct kvm_run, immediate_exit)":                     runImmediateExit,
 	"offsetof(struct kvm_run, io.direction)":                       runIODirection,
 	"offsetof(struct kvm_run, io.size)":                            runIOSize,
 	"offsetof(struct kvm_run, io.port)":                            runIOPort,
@@ -49,6 +41,50 @@ var numbers = map[string]uint64{
 	"offsetof(struct kvm_irqfd, gsi)":                              4,
 	"offsetof(struct kvm_sregs, apic_base)":                        272,
 	"offsetof(struct kvm_userspace_memory_region, userspace_addr)": 24,
+
+	// What abi_unsafe.go pins the Go structs to.
+	"sizeof(struct kvm_regs)":                                       144,
+	"offsetof(struct kvm_regs, rsp)":                                48,
+	"offsetof(struct kvm_regs, rip)":                                128,
+	"offsetof(struct kvm_regs, rflags)":                             136,
+	"sizeof(struct kvm_segment)":                                    24,
+	"offsetof(struct kvm_segment, selector)":                        12,
+	"offsetof(struct kvm_segment, type)":                            14,
+	"offsetof(struct kvm_segment, unusable)":                        22,
+	"sizeof(struct kvm_dtable)":                                     16,
+	"offsetof(struct kvm_dtable, limit)":                            8,
+	"sizeof(struct kvm_sregs)":                                      312,
+	"offsetof(struct kvm_sregs, tr)":                                144,
+	"offsetof(struct kvm_sregs, gdt)":                               192,
+	"offsetof(struct kvm_sregs, cr0)":                               224,
+	"offsetof(struct kvm_sregs, efer)":                              264,
+	"sizeof(struct kvm_lapic_state)":                                1024,
+	"sizeof(struct kvm_xcrs)":                                       392,
+	"sizeof(struct kvm_debugregs)":                                  128,
+	"sizeof(struct kvm_vcpu_events)":                                64,
+	"sizeof(struct kvm_xsave)":                                      4096,
+	"sizeof(struct kvm_irqchip)":                                    520,
+	"offsetof(struct kvm_irqchip, chip)":                            8,
+	"sizeof(struct kvm_clock_data)":                                 48,
+	"offsetof(struct kvm_clock_data, realtime)":                     16,
+	"offsetof(struct kvm_clock_data, host_tsc)":                     24,
+	"sizeof(struct kvm_cpuid_entry2)":                               40,
+	"offsetof(struct kvm_cpuid_entry2, eax)":                        12,
+	"sizeof(struct kvm_msr_entry)":                                  16,
+	"offsetof(struct kvm_msr_entry, data)":                          8,
+	"offsetof(struct kvm_cpuid2, entries)":                          8,
+	"offsetof(struct kvm_msrs, entries)":                            8,
+	"offsetof(struct kvm_msr_list, indices)":                        4,
+	"sizeof(struct kvm_userspace_memory_region)":                    32,
+	"offsetof(struct kvm_userspace_memory_region, guest_phys_addr)": 8,
+	"sizeof(struct kvm_irqfd)":                                      32,
+	"sizeof(struct kvm_ioeventfd)":                                  64,
+	"offsetof(struct kvm_ioeventfd, len)":                           16,
+	"offsetof(struct kvm_ioeventfd, flags)":                         24,
+	"sizeof(struct kvm_device_attr)":                                24,
+	"offsetof(struct kvm_device_attr, group)":                       4,
+	"offsetof(struct kvm_device_attr, addr)":                        16,
+	"sizeof(struct kvm_mp_state)":                                   4,
 }
 
 // Every number in this package is compared with the kernel headers of the machine, through the C compiler.
@@ -67,8 +103,8 @@ func TestNumbersMatchTheKernelHeaders(t *testing.T) {
 		want[expr] = n
 		fmt.Fprintf(&src, "printf(\"%%llu %%s\\n\", (unsigned long long)(%s), %q);\n", expr, expr)
 	}
-	for _, r := range requests {
-		add(r.name, uint64(r.nr))
+	for r, name := range requestNames {
+		add(name, uint64(r))
 	}
 	for expr, n := range numbers {
 		add(expr, n)

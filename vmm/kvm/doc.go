@@ -7,7 +7,14 @@
 // signals of its own, and even KVM_CREATE_VM can be hit), with one exception: Run returns what the kernel says, because EINTR
 // is how a vCPU is stopped.
 //
-// Numbers and layouts are those of the Linux headers linux/kvm.h and asm/kvm.h (6.1); sizes are pinned at compile time and
-// const_test.go compares every number with the headers of the machine it runs on. The behaviour of each ioctl is described in the
-// kernel's Documentation/virt/kvm/api.rst. The package is a leaf: it imports nothing of this module.
+// Where things come from: ioctl numbers, capabilities, exit reasons and struct kvm_run from linux/kvm.h, register structs from
+// asm/kvm.h, both of Linux 6.1; what each ioctl does, Documentation/virt/kvm/api.rst under the ioctl's own name. Sizes, offsets and
+// the sizes inside ioctl numbers are pinned at compile time (abi_unsafe.go), and const_internal_test.go compares every number with
+// the headers of the machine it runs on. The package is a leaf: it imports nothing of this module.
+//
+//	const.go           ioctl numbers and names, capabilities, exit reasons
+//	abi.go             the kernel's structs; abi_unsafe.go pins them
+//	system.go vm.go    the methods, by the kind of descriptor
+//	vcpu.go exit.go    a vCPU, and what kvm_run says of an exit
+//	ioctl_unsafe.go    the call itself, and the few methods that hand over addresses
 package kvm

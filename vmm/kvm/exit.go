@@ -2,20 +2,21 @@ package kvm
 
 import "encoding/binary"
 
-// Offsets in struct kvm_run.
+// Offsets in struct kvm_run (linux/kvm.h), the page the kernel shares with each vCPU.
 const (
-	runExitReason   = 8
-	runUnion        = 32 // the union that the exit reason selects
-	runIODirection  = runUnion
-	runIOSize       = runUnion + 1
-	runIOPort       = runUnion + 2
-	runIOCount      = runUnion + 4
-	runIODataOffset = runUnion + 8
-	runMMIOAddr     = runUnion
-	runMMIOData     = runUnion + 8
-	runMMIOLen      = runUnion + 16
-	runMMIOIsWrite  = runUnion + 20
-	minRunBytes     = 2352 // sizeof(struct kvm_run)
+	runImmediateExit = 1
+	runExitReason    = 8
+	runUnion         = 32 // the union that the exit reason selects
+	runIODirection   = runUnion
+	runIOSize        = runUnion + 1
+	runIOPort        = runUnion + 2
+	runIOCount       = runUnion + 4
+	runIODataOffset  = runUnion + 8
+	runMMIOAddr      = runUnion
+	runMMIOData      = runUnion + 8
+	runMMIOLen       = runUnion + 16
+	runMMIOIsWrite   = runUnion + 20
+	minRunBytes      = 2352 // sizeof(struct kvm_run); port data lies behind it
 )
 
 // Exit returns the reason of the last Run that returned nil.

@@ -23,9 +23,9 @@ func (v *VCPU) Close() error {
 // Run issues KVM_RUN once. EINTR (a signal came, or immediate exit is set) and EAGAIN are returned, not retried.
 // Preconditions: the caller is locked to its thread.
 func (v *VCPU) Run() error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(v.fd), run.nr, 0)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(v.fd), uintptr(run), 0)
 	if errno != 0 {
-		return os.NewSyscallError(run.name, errno)
+		return os.NewSyscallError(run.String(), errno)
 	}
 	return nil
 }
@@ -150,7 +150,7 @@ func (v *VCPU) CPUID() ([]CPUIDEntry, error) {
 // SetCPUID issues KVM_SET_CPUID2. Before the first Run, and before MSRs.
 func (v *VCPU) SetCPUID(entries []CPUIDEntry) error {
 	if len(entries) > maxCPUID {
-		return &os.SyscallError{Syscall: setCPUID2.name, Err: unix.E2BIG}
+		return &os.SyscallError{Syscall: setCPUID2.String(), Err: unix.E2BIG}
 	}
 	t := &cpuidTable{n: uint32(len(entries))}
 	copy(t.entries[:], entries)

@@ -10,29 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sizes as in linux/kvm.h and asm/kvm.h. A difference does not compile.
-var (
-	_ [144]byte  = [unsafe.Sizeof(Regs{})]byte{}
-	_ [24]byte   = [unsafe.Sizeof(Segment{})]byte{}
-	_ [16]byte   = [unsafe.Sizeof(Table{})]byte{}
-	_ [312]byte  = [unsafe.Sizeof(Sregs{})]byte{}
-	_ [1024]byte = [unsafe.Sizeof(LAPIC{})]byte{}
-	_ [392]byte  = [unsafe.Sizeof(XCRs{})]byte{}
-	_ [128]byte  = [unsafe.Sizeof(DebugRegs{})]byte{}
-	_ [64]byte   = [unsafe.Sizeof(VCPUEvents{})]byte{}
-	_ [520]byte  = [unsafe.Sizeof(IRQChip{})]byte{}
-	_ [48]byte   = [unsafe.Sizeof(Clock{})]byte{}
-	_ [40]byte   = [unsafe.Sizeof(CPUIDEntry{})]byte{}
-	_ [16]byte   = [unsafe.Sizeof(MSR{})]byte{}
-	_ [32]byte   = [unsafe.Sizeof(userMemory{})]byte{}
-	_ [32]byte   = [unsafe.Sizeof(irqfdArg{})]byte{}
-	_ [64]byte   = [unsafe.Sizeof(ioeventfdArg{})]byte{}
-	_ [24]byte   = [unsafe.Sizeof(deviceAttr{})]byte{}
-	_ [8]byte    = [unsafe.Offsetof(cpuidTable{}.entries)]byte{}
-	_ [8]byte    = [unsafe.Offsetof(msrTable{}.entries)]byte{}
-	_ [4]byte    = [unsafe.Offsetof(msrList{}.indices)]byte{}
-)
-
 // maxAgain bounds retries of EAGAIN, which KVM gives while a helper thread of its own is being created.
 const maxAgain = 100
 
@@ -52,12 +29,12 @@ func retry(errno unix.Errno, again *int) bool {
 // ioctlInt issues an ioctl whose argument is a plain number.
 func ioctlInt(fd int, r request, arg uintptr) (uintptr, error) {
 	for again := 0; ; {
-		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), r.nr, arg)
+		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(r), arg)
 		if errno == 0 {
 			return n, nil
 		}
 		if !retry(errno, &again) {
-			return n, os.NewSyscallError(r.name, errno)
+			return n, os.NewSyscallError(r.String(), errno)
 		}
 	}
 }
@@ -65,12 +42,12 @@ func ioctlInt(fd int, r request, arg uintptr) (uintptr, error) {
 // ioctlPtr issues an ioctl whose argument is a struct; the kernel may write to it.
 func ioctlPtr[T any](fd int, r request, arg *T) (uintptr, error) {
 	for again := 0; ; {
-		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), r.nr, uintptr(unsafe.Pointer(arg)))
+		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(r), uintptr(unsafe.Pointer(arg)))
 		if errno == 0 {
 			return n, nil
 		}
 		if !retry(errno, &again) {
-			return n, os.NewSyscallError(r.name, errno)
+			return n, os.NewSyscallError(r.String(), errno)
 		}
 	}
 }
@@ -109,14 +86,11 @@ func (v *VCPU) tscOffset(r request, off *uint64) error {
 	return err
 }
 
-// xsaveHeaderBytes is the smallest area KVM_GET_XSAVE and KVM_SET_XSAVE transfer.
-const xsaveHeaderBytes = 4096
-
 // XSave issues KVM_GET_XSAVE2 into an area of n bytes (Extension(CapXSave2), at least 4096), or KVM_GET_XSAVE where n is 4096.
 func (v *VCPU) XSave(n int) ([]byte, error) {
-	buf := make([]byte, max(n, xsaveHeaderBytes))
+	buf := make([]byte, max(n, xsaveBytes))
 	r := getXSave
-	if n > xsaveHeaderBytes {
+	if n > xsaveBytes {
 		r = getXSave2
 	}
 	_, err := ioctlPtr(v.fd, r, unsafe.SliceData(buf))
@@ -125,7 +99,7 @@ func (v *VCPU) XSave(n int) ([]byte, error) {
 
 // SetXSave issues KVM_SET_XSAVE. area is what XSave gave on a VM with the same CapXSave2 size.
 func (v *VCPU) SetXSave(area []byte) error {
-	if len(area) < xsaveHeaderBytes {
+	if len(area) < xsaveBytes {
 		return errors.New("kvm: xsave area is shorter than 4096 bytes")
 	}
 	_, err := ioctlPtr(v.fd, setXSave, unsafe.SliceData(area))
@@ -135,10 +109,11 @@ func (v *VCPU) SetXSave(area []byte) error {
 // SetImmediateExit sets or clears kvm_run.immediate_exit: while set, KVM_RUN only completes the I/O of the last exit and
 // returns EINTR. It may be called from any goroutine while the vCPU runs.
 func (v *VCPU) SetImmediateExit(on bool) {
-	// Bytes 0-3 are request_interrupt_window, immediate_exit and padding, so one aligned word store reaches just the flag.
+	// Bytes 0-3 are request_interrupt_window, which nobody here uses, immediate_exit and padding, so one aligned word store
+	// reaches just the flag.
 	var word uint32
 	if on {
-		word = 1 << 8
+		word = 1 << (8 * runImmediateExit)
 	}
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(v.page))), word)
 }
