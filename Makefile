@@ -78,7 +78,7 @@ build: $(PROGRAMS:%=.bin/%) $(CGO_PROGRAMS:%=.bin/%) ## the programs, into .bin/
 images: deps build ## the guest image set, from Debian packages; prints where it is
 	.bin/torpor-images build
 
-deps: ## install what is missing: QEMU, build tools, Node.js
+deps: ## install what is missing: QEMU, build tools, iasl, Node.js
 	@tools/setup/deps.sh
 
 # Go knows what is up to date.

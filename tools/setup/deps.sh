@@ -77,7 +77,7 @@ install_node() {
 	at_least "$("$node_dir/bin/node" --version | tr -d v)" "$node_min" || die "node@20 from npm does not run here"
 }
 
-have apt-get || die "this is not a Debian system: install qemu >= $qemu_min, busybox-static, e2fsprogs, mmdebstrap, gcc, make, git and node >= $node_min by hand"
+have apt-get || die "this is not a Debian system: install qemu >= $qemu_min, acpica-tools, busybox-static, e2fsprogs, mmdebstrap, gcc, make, git and node >= $node_min by hand"
 
 # Two runs at once would fight for apt's locks.
 if [ -z "${TORPOR_DEPS_LOCKED:-}" ]; then
@@ -85,7 +85,7 @@ if [ -z "${TORPOR_DEPS_LOCKED:-}" ]; then
 fi
 
 missing=
-for p in busybox-static ca-certificates cpio e2fsprogs gcc git libc6-dev make mmdebstrap procps xz-utils zstd; do
+for p in acpica-tools busybox-static ca-certificates cpio e2fsprogs gcc git libc6-dev make mmdebstrap procps xz-utils zstd; do
 	installed "$p" || missing="$missing $p"
 done
 if [ -n "$missing" ]; then

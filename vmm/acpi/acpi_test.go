@@ -95,7 +95,7 @@ func TestFADTDescribesAReducedMachineWithoutClockOrKeyboard(t *testing.T) {
 }
 
 func TestMADTListsEveryCPU(t *testing.T) {
-	for cpus := 1; cpus <= 4; cpus++ {
+	for cpus := 1; cpus <= 8; cpus++ {
 		c := config(cpus, 0, false)
 		madt := find(t, c.Addr, acpi.Build(c))["APIC"]
 		var apicIDs []byte
@@ -114,7 +114,7 @@ func TestMADTListsEveryCPU(t *testing.T) {
 				}
 			}
 		}
-		if want := []byte{0, 1, 2, 3}[:cpus]; !bytes.Equal(apicIDs, want) || ioapics != 1 {
+		if want := []byte{0, 1, 2, 3, 4, 5, 6, 7}[:cpus]; !bytes.Equal(apicIDs, want) || ioapics != 1 {
 			t.Errorf("%d CPUs: APIC ids %v, %d I/O APICs", cpus, apicIDs, ioapics)
 		}
 	}
@@ -231,33 +231,66 @@ func TestNoUARTWithoutConsole(t *testing.T) {
 }
 
 func TestTablesFitBelowOneMiB(t *testing.T) {
-	if n := len(acpi.Build(config(4, 19, true))); n > 0x20000 {
+	if n := len(acpi.Build(config(8, 19, true))); n > 0x20000 {
 		t.Errorf("tables take %d bytes", n)
 	}
 }
 
-// iasl is the reference compiler of the ACPI component architecture: what it cannot disassemble and compile again is wrong.
+// iasl is the reference compiler of the ACPI component architecture: what it cannot disassemble without a complaint, and compile
+// again to the same bytes, is wrong.
 func TestIASLReadsTheTables(t *testing.T) {
 	iasl, err := exec.LookPath("iasl")
 	if err != nil {
-		t.Skip("needs iasl (apt install acpica-tools)")
+		t.Skip("needs iasl (apt install acpica-tools, or make deps)")
 	}
-	c := config(2, 3, true)
-	for signature, table := range find(t, c.Addr, acpi.Build(c)) {
-		file := filepath.Join(t.TempDir(), signature+".aml")
-		if err := os.WriteFile(file, table, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		out, err := exec.Command(iasl, "-d", file).CombinedOutput()
-		if err != nil || bytes.Contains(out, []byte("Error")) || bytes.Contains(out, []byte("ncorrect checksum")) {
-			t.Errorf("%s: %v\n%s", signature, err, out)
-		}
-		if signature != "DSDT" {
-			continue
-		}
-		dsl := file[:len(file)-len("aml")] + "dsl"
-		if out, err := exec.Command(iasl, "-p", filepath.Join(t.TempDir(), "again"), dsl).CombinedOutput(); err != nil {
-			t.Errorf("compile %s: %v\n%s", signature, err, out)
+	for name, c := range map[string]acpi.Config{
+		"one CPU, no device": config(1, 0, false), "with a console": config(2, 3, true), "all there can be": config(8, 19, true),
+	} {
+		area := acpi.Build(c)
+		tables := find(t, c.Addr, area)
+		xsdt := area[binary.LittleEndian.Uint64(area[24:])-c.Addr:]
+		tables["XSDT"] = xsdt[:binary.LittleEndian.Uint32(xsdt[4:])]
+		for signature, table := range tables {
+			readByIASL(t, iasl, name, signature, table)
 		}
 	}
+}
+
+func readByIASL(t *testing.T, iasl, name, signature string, table []byte) {
+	t.Helper()
+	dir := t.TempDir()
+	aml, dsl := filepath.Join(dir, signature+".aml"), filepath.Join(dir, signature+".dsl")
+	if err := os.WriteFile(aml, table, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(iasl, "-d", aml).CombinedOutput()
+	text, rerr := os.ReadFile(dsl)
+	if err != nil || rerr != nil || complains(out) || complains(text) {
+		t.Errorf("%s, %s: %v %v\n%s%s", name, signature, err, rerr, out, text)
+		return
+	}
+	again := filepath.Join(dir, "again")
+	out, err = exec.Command(iasl, "-p", again, dsl).CombinedOutput()
+	if err != nil || signature == "DSDT" && !bytes.Contains(out, []byte("0 Errors, 0 Warnings, 0 Remarks")) || complains(out) {
+		t.Errorf("%s, compile %s: %v\n%s", name, signature, err, out)
+	}
+	if got, err := os.ReadFile(again + ".aml"); err != nil || !sameTable(got, table) {
+		t.Errorf("%s: %s compiles to %d other bytes than its own %d (%v)", name, signature, len(got), len(table), err)
+	}
+}
+
+// complains reports whether iasl found a fault, in what it printed or in the comments it wrote into a disassembly.
+func complains(out []byte) bool {
+	out = bytes.ReplaceAll(bytes.ToLower(out), []byte("0 errors, 0 warnings, 0 remarks"), nil)
+	for _, word := range []string{"error", "warning", "remark", "incorrect", "invalid", "unknown", "**** "} {
+		if bytes.Contains(out, []byte(word)) {
+			return true
+		}
+	}
+	return false
+}
+
+// sameTable compares two tables but for the checksum and the compiler's name and version, which iasl puts in for itself.
+func sameTable(a, b []byte) bool {
+	return len(a) == len(b) && bytes.Equal(a[:9], b[:9]) && bytes.Equal(a[10:28], b[10:28]) && bytes.Equal(a[36:], b[36:])
 }
