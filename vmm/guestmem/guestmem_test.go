@@ -3,9 +3,11 @@ package guestmem_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"sync"
 	"testing"
 
@@ -249,6 +251,58 @@ func TestMapping(t *testing.T) {
 	if _, err := guestmem.MapPrivate(-1, 0, page); err == nil {
 		t.Error("mapped no file")
 	}
+}
+
+// Both kinds of mapping begin at a large page, and leave nothing mapped around them.
+func TestMappingIsAligned(t *testing.T) {
+	f, err := os.CreateTemp(t.TempDir(), "mem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const size = 3<<20 + page
+	if err := f.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	before := mapped(t)
+	var all [][]byte
+	for range 8 {
+		anon, err := guestmem.MapAnon(size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		private, err := guestmem.MapPrivate(int(f.Fd()), 0, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, anon, private)
+	}
+	for i, b := range all {
+		if at := reflect.ValueOf(b).Pointer(); at%(2<<20) != 0 || len(b) != size || cap(b) != size {
+			t.Errorf("mapping %d at %#x, %d bytes", i, at, len(b))
+		}
+		b[0], b[size-1] = 1, 2
+		if err := guestmem.Unmap(b); err != nil {
+			t.Error(err)
+		}
+	}
+	// The runtime may map a little of its own meanwhile.
+	if after := mapped(t); after > before+size {
+		t.Errorf("%d bytes are mapped, %d were", after, before)
+	}
+}
+
+// mapped is the size of this process's address space, in bytes.
+func mapped(t *testing.T) (n uint64) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscan(string(b), &n); err != nil {
+		t.Fatal(err)
+	}
+	return n * page
 }
 
 // FuzzAccess compares every access with a flat copy of the whole address range.
