@@ -6,44 +6,6 @@ import (
 	"io"
 )
 
-// DiffVersion is the version of the diff format this package writes, and the only one it reads so far.
-const DiffVersion = 1
-
-const (
-	diffMagic       = "TORPORDF"
-	diffHeaderBytes = 64
-	runBytes        = 32
-	// dataStart is where page data begins: the header has a page of its own, so that data can be mapped.
-	dataStart = PageSize
-)
-
-// RunKind says what a run holds.
-type RunKind uint32
-
-// The kinds of run.
-const (
-	RunData RunKind = 1 // the file has the pages
-	RunZero RunKind = 2 // the pages are zero, where the base is not
-)
-
-// Run is a sequence of guest pages, at most ChunkBytes of data long. Page numbers count the flat image: the hole below 4 GiB
-// is not in it.
-type Run struct {
-	Page   uint64
-	Pages  uint32
-	Kind   RunKind
-	Offset uint64 // in the file, page-aligned; 0 for RunZero
-	Sum    uint32 // CRC-32C of the data; 0 for RunZero
-}
-
-// End is the page after the run.
-func (r Run) End() uint64 { return r.Page + uint64(r.Pages) }
-
-// Bytes is the length of the run's data.
-func (r Run) Bytes() int { return int(r.Pages) * PageSize }
-
-func (r Run) part() string { return fmt.Sprintf("diff, pages %d-%d", r.Page, r.End()-1) }
-
 // DiffInfo is the header of a diff file.
 type DiffInfo struct {
 	ID          ID
@@ -140,28 +102,18 @@ func (w *DiffWriter) Finish() (DiffInfo, error) {
 	}
 	var table encoder
 	for _, r := range w.runs {
-		table.u64(r.Page)
-		table.u64(r.Offset)
-		table.u32(r.Pages)
-		table.u32(uint32(r.Kind))
-		table.u32(r.Sum)
-		table.u32(0)
+		r.appendTo(&table)
 	}
-	header := encoder(diffMagic)
-	header.u32(DiffVersion)
-	header.u32(uint32(len(w.runs)))
-	header.u64(w.info.MemoryBytes)
-	header.u64(w.off)
-	header = append(header, w.info.ID[:]...)
-	header.u32(Checksum(table))
-	header = append(header, make([]byte, diffHeaderBytes-4-len(header))...)
-	header.u32(Checksum(header))
+	header := diffHeader{
+		version: DiffVersion, runs: uint32(len(w.runs)), memoryBytes: w.info.MemoryBytes, tableOff: w.off, id: w.info.ID,
+		tableSum: Checksum(table),
+	}
 	if len(table) > 0 {
 		if _, err := w.w.WriteAt(table, int64(w.off)); err != nil {
 			return w.info, fmt.Errorf("write diff: %w", err)
 		}
 	}
-	if _, err := w.w.WriteAt(header, 0); err != nil {
+	if _, err := w.w.WriteAt(header.encode(), 0); err != nil {
 		return w.info, fmt.Errorf("write diff: %w", err)
 	}
 	return w.info, nil
@@ -176,35 +128,29 @@ type DiffReader struct {
 
 // OpenDiff reads and verifies the header and the table of runs; the pages themselves are verified as they are read.
 func OpenDiff(r io.ReaderAt) (*DiffReader, error) {
-	const part = "diff header"
-	h := make([]byte, diffHeaderBytes)
-	if n, err := r.ReadAt(h, 0); n < len(h) {
-		return nil, badOrIO(part, err)
+	raw := make([]byte, diffHeaderBytes)
+	if n, err := r.ReadAt(raw, 0); n < len(raw) {
+		return nil, badOrIO("diff header", err)
 	}
-	if string(h[:8]) != diffMagic {
-		return nil, badf(part, "this is not a diff file")
+	h, err := decodeDiffHeader(raw)
+	if err != nil {
+		return nil, err
 	}
-	if v := le.Uint32(h[8:]); v != DiffVersion {
-		return nil, bad(part, fmt.Errorf("%w %d (this Torpor reads version %d)", ErrVersion, v, DiffVersion))
+	d := &DiffReader{Info: DiffInfo{ID: h.id, MemoryBytes: h.memoryBytes}, r: r}
+	if err := d.readTable(h); err != nil {
+		return nil, err
 	}
-	if Checksum(h[:60]) != le.Uint32(h[60:]) {
-		return nil, bad(part, ErrChecksum)
-	}
-	runs, memory, tableOff := uint64(le.Uint32(h[12:])), le.Uint64(h[16:]), le.Uint64(h[24:])
-	if memory%PageSize != 0 || runs > memory/PageSize || tableOff%PageSize != 0 || tableOff < dataStart || tableOff-dataStart > memory {
-		return nil, badf(part, "%d runs of %d bytes of memory, table at %d", runs, memory, tableOff)
-	}
-	d := &DiffReader{Info: DiffInfo{ID: ID(h[32:48]), MemoryBytes: memory}, r: r}
-	return d, d.readTable(runs, tableOff, le.Uint32(h[48:]))
+	return d, nil
 }
 
 // tableStep is how much of the run table is read at once, so that a lie about its length cannot make us allocate it.
 const tableStep = 1 << 20
 
-func (d *DiffReader) readTable(runs, off uint64, sum uint32) error {
+func (d *DiffReader) readTable(h diffHeader) error {
 	const part = "diff, table of runs"
 	var table []byte
-	for left := runs * runBytes; left > 0; {
+	off := h.tableOff
+	for left := uint64(h.runs) * runBytes; left > 0; {
 		n := min(left, tableStep)
 		step := make([]byte, n)
 		if got, err := d.r.ReadAt(step, int64(off)); got < len(step) {
@@ -212,27 +158,26 @@ func (d *DiffReader) readTable(runs, off uint64, sum uint32) error {
 		}
 		table, off, left = append(table, step...), off+n, left-n
 	}
-	if Checksum(table) != sum {
+	if Checksum(table) != h.tableSum {
 		return bad(part, ErrChecksum)
 	}
 	page, data := uint64(0), uint64(dataStart)
 	for dec := (&decoder{b: table}); len(dec.b) > 0; {
-		r := Run{Page: dec.u64(), Offset: dec.u64(), Pages: dec.u32(), Kind: RunKind(dec.u32()), Sum: dec.u32()}
-		zero := dec.u32()
-		if r.Pages == 0 || zero != 0 || r.Page < page || r.Page > d.Info.MemoryBytes/PageSize || r.End() > d.Info.MemoryBytes/PageSize {
-			return badf(part, "run of %d pages at %d", r.Pages, r.Page)
+		r, err := decodeRun(dec, page, data, h.memoryBytes/PageSize)
+		if err != nil {
+			return err
 		}
-		switch {
-		case r.Kind == RunData && r.Pages <= chunkPages && r.Offset == data:
+		if r.Kind == RunData {
 			data += uint64(r.Bytes())
 			d.Info.DataPages += uint64(r.Pages)
-		case r.Kind == RunZero && r.Pages <= chunkPages && r.Offset == 0 && r.Sum == 0:
+		} else {
 			d.Info.ZeroPages += uint64(r.Pages)
-		default:
-			return badf(part, "run of kind %d at %d", r.Kind, r.Page)
 		}
 		page = r.End()
 		d.Runs = append(d.Runs, r)
+	}
+	if data != h.tableOff {
+		return badf(part, "the data ends at %d, the table begins at %d", data, h.tableOff)
 	}
 	return nil
 }
