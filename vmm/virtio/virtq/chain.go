@@ -50,6 +50,14 @@ func (c *Chain) WriteAt(p []byte, off uint64) error {
 	})
 }
 
+// Writable calls f for every descriptor the driver takes, with its address and length in bytes: for a request about the memory
+// itself, not its contents. Neither is checked against RAM.
+func (c *Chain) Writable(f func(at guestmem.Addr, n uint32)) {
+	for _, s := range c.writable.segments {
+		f(s.at, s.len)
+	}
+}
+
 // each calls f for every contiguous piece of the n bytes at off: they are bytes from to to of the n.
 func (p *part) each(off uint64, n int, f func(at guestmem.Addr, from, to int) error) error {
 	if off > p.bytes || uint64(n) > p.bytes-off {
