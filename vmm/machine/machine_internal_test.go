@@ -180,7 +180,8 @@ func memory(t *testing.T, m *Machine) []byte {
 }
 
 // A diff must bring back memory bit by bit, whatever was written: long runs that are mapped, short ones that are copied, pages
-// that became zero, pages written back to what they were, and all of it again on top of an earlier diff.
+// that became zero, pages written back to what they were, pages given back by the balloon, and all of it again on top of an
+// earlier diff.
 func TestDiffIsExact(t *testing.T) {
 	cfg := testConfig(1, 128*mib)
 	m := bootTiny(t, cfg)
@@ -208,7 +209,7 @@ func TestDiffIsExact(t *testing.T) {
 				n = 16 + rng.Uint64N(300)
 			}
 			dirty += n
-			switch rng.Uint32() % 3 {
+			switch rng.Uint32() % 4 {
 			case 0:
 				if err := r.ram.mem.Zero(guestmem.Addr(page*4096), n*4096); err != nil {
 					t.Fatal(err)
@@ -221,6 +222,10 @@ func TestDiffIsExact(t *testing.T) {
 					t.Fatal(err)
 				}
 				r.poke(t, guestmem.Addr(page*4096), b...)
+			case 3: // given back: to the base, to the diff it is mapped from, or to zeros
+				if _, err := r.ram.mem.Discard(guestmem.Addr(page*4096), n*4096); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 		want := memory(t, r)

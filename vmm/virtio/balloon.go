@@ -67,7 +67,7 @@ func NewBalloon(mem *guestmem.Memory, reporting bool) *Balloon {
 }
 
 // SetTarget asks the driver to make the balloon hold so many bytes, rounded down to whole pages. It does not wait for that;
-// a guest that runs out of memory takes some back.
+// a guest that runs out of memory takes some back. A snapshot keeps the target once there is a driver.
 func (b *Balloon) SetTarget(bytes uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
