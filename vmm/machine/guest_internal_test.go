@@ -28,6 +28,7 @@ var (
 	imageDir = flag.String("image", "/var/lib/torpor/images/base", "image set with vmlinux, initrd, rootfs.ext4 and image.json")
 	cycles   = flag.Int("cycles", 5, "pause and restore cycles of the chain test")
 	cmdline  = flag.String("cmdline", "", "added to the kernel command line")
+	boots    = flag.Int("boots", 50, "machines made and closed by the test that looks for what they leave")
 )
 
 const (
