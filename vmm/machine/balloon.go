@@ -15,7 +15,7 @@ func (m *Machine) wireBalloon(c *Balloon, u *undo) error {
 	if c == nil {
 		return nil
 	}
-	m.balloon = virtio.NewBalloon(m.ram.mem, c.Reporting)
+	m.balloon = virtio.NewBalloon(m.ram, c.Reporting)
 	return m.addSlot(m.balloon, u)
 }
 

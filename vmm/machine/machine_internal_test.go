@@ -199,7 +199,7 @@ func TestDiffIsExact(t *testing.T) {
 	}
 	fill(m, 0x3000, 0x800) // so that there is something to become zero again
 	full, _ := save(t, m, "")
-	from := full
+	from, mapped := full, 0
 	for round := range rounds(6) {
 		r := restoreTiny(t, cfg, from)
 		dirty := uint64(0)
@@ -223,7 +223,11 @@ func TestDiffIsExact(t *testing.T) {
 				}
 				r.poke(t, guestmem.Addr(page*4096), b...)
 			case 3: // given back: to the base, to the diff it is mapped from, or to zeros
-				if _, err := r.ram.mem.Discard(guestmem.Addr(page*4096), n*4096); err != nil {
+				discard := r.ram.Discard
+				if rng.Uint32()%2 == 0 {
+					discard = r.ram.mem.Discard
+				}
+				if _, err := discard(guestmem.Addr(page*4096), n*4096); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -237,9 +241,10 @@ func TestDiffIsExact(t *testing.T) {
 			t.Fatalf("round %d: restored memory differs", round)
 		}
 		t.Logf("round %d: %d pages touched, %+v, %d ranges mapped", round, dirty, saved, len(got.ram.inherited))
-		if len(got.ram.inherited) == 0 {
-			t.Error("no run was mapped: the test does not test that")
-		}
+		mapped += len(got.ram.inherited)
+	}
+	if mapped == 0 {
+		t.Error("no run was mapped: the test does not test that")
 	}
 }
 

@@ -73,7 +73,10 @@ func (r *ram) writeDiff(f *os.File, id snapshot.ID) (Saved, error) {
 	if err != nil {
 		return saved, err
 	}
-	for _, run := range r.inherited {
+	r.mu.Lock()
+	inherited := r.inherited // nothing changes it: the devices are paused
+	r.mu.Unlock()
+	for _, run := range inherited {
 		for page := run.first; page < run.first+run.n; page++ {
 			candidates.add(page)
 		}

@@ -33,6 +33,11 @@ const (
 	balloonMaxPages = 4 * balloonBatch
 )
 
+// Discarder is the guest's memory as a balloon sees it. *guestmem.Memory is one and says what Discard does.
+type Discarder interface {
+	Discard(a guestmem.Addr, n uint64) (uint64, error)
+}
+
 // Balloon takes memory from the guest and gives it to the host (virtio 1.2, section 5.5): pages the driver puts into it until
 // it holds the target (inflate), and pages the guest's kernel has free anyway (free page reporting). The guest may give any
 // page it likes; it only loses its own.
@@ -40,7 +45,7 @@ const (
 // Queues are numbered without gaps, as Linux and QEMU do, not as in the table of section 5.5.2: inflate, deflate, statistics
 // if negotiated, reporting if negotiated.
 type Balloon struct {
-	mem       *guestmem.Memory
+	mem       Discarder
 	reporting bool
 
 	servers   []*server // inflate, deflate, reporting; nil unless active
@@ -62,7 +67,7 @@ var (
 )
 
 // NewBalloon returns an empty balloon in mem. reporting offers free page reporting.
-func NewBalloon(mem *guestmem.Memory, reporting bool) *Balloon {
+func NewBalloon(mem Discarder, reporting bool) *Balloon {
 	return &Balloon{mem: mem, reporting: reporting, stats: statistics{arrived: make(chan struct{})}}
 }
 
