@@ -214,6 +214,20 @@ func TestRealGuestGivesMemoryBack(t *testing.T) {
 		t.Errorf("a diff of %d pages after 100 MiB were used and freed", saved.DataPages)
 	}
 
+	// Stored by one generation, freed in the next: then it is stored no more.
+	last = restoreGuest(t, i, last.cfg, diff)
+	last.sh(t, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=64 2>/dev/null")
+	diff, saved = save(t, last.Machine, full.Base)
+	t.Logf("diff with 64 MiB: %+v", saved)
+	last = restoreGuest(t, i, last.cfg, diff)
+	last.sh(t, "rm /dev/shm/big")
+	last.within(t, "reporting a removed file", func() bool { return last.Status().Balloon.Discarded >= 50*mib })
+	diff, again := save(t, last.Machine, full.Base)
+	t.Logf("diff without: %+v", again)
+	if again.DataPages*4096+40*mib > saved.DataPages*4096 {
+		t.Errorf("%d pages are stored after 64 MiB were freed, %d before", again.DataPages, saved.DataPages)
+	}
+
 	// Ballooned in one generation, given back in a later one, with work in between.
 	const half = 256 * mib
 	const (
