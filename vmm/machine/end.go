@@ -62,6 +62,9 @@ func (m *Machine) finish(end End) {
 		m.console.Flush()
 		end.ConsoleTail = m.console.Tail(consoleTailBytes)
 	}
+	if m.vsock != nil {
+		_ = m.vsock.Close() // whoever talks to the guest must not wait for it
+	}
 	m.end = m.diagnose(end)
 	m.state.Store(int32(Ended))
 	m.log.Info().Str("reason", string(m.end.Reason)).Str("detail", m.end.Detail).Msg("guest ended")

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -52,6 +53,23 @@ func TestEndsAreSeenAsWhatTheyAre(t *testing.T) {
 				t.Errorf("%s: console tail %q", c.name, end.ConsoleTail)
 			}
 		}
+	}
+}
+
+// Nobody is left waiting for a guest that has ended.
+func TestEndedGuestIsNotListenedFor(t *testing.T) {
+	cfg := attackedConfig(t)
+	m := bootTiny(t, cfg)
+	c, err := net.Dial("unix", cfg.Vsock.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	m.poke(t, tinyCommand, tinyReset)
+	<-m.Done()
+	if c, err := net.Dial("unix", cfg.Vsock.Socket); err == nil {
+		_ = c.Close()
+		t.Error("the socket of an ended guest takes connections")
 	}
 }
 
