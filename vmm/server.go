@@ -15,6 +15,7 @@ import (
 	"torpor/vmm/loader"
 	"torpor/vmm/machine"
 	"torpor/vmm/snapshot"
+	"torpor/vmm/virtio"
 )
 
 // server translates between the RPC contract and package machine, and holds the one machine of the process.
@@ -182,7 +183,7 @@ func (s *server) Status(context.Context, *vmmpb.StatusRequest) (*vmmpb.StatusRes
 	return &vmmpb.StatusResponse{
 		State: st.State.String(), EndReason: string(st.End.Reason),
 		ExitsTotal: st.Exits, ExitsIo: st.IOExits, ExitsMmio: st.MMIOExits,
-		ResidentBytes: st.ResidentBytes, VcpuTimeNs: st.CPUTime,
+		ResidentBytes: st.ResidentBytes, VcpuTimeNs: st.CPUTime, Balloon: balloonState(st.Balloon),
 	}, nil
 }
 
@@ -221,6 +222,9 @@ func config(m *vmmpb.Machine) machine.Config {
 	if con := m.GetConsole(); con.GetEnabled() {
 		c.Console = &machine.Console{Log: con.GetLog(), MaxBytes: con.GetMaxBytes()}
 	}
+	if b := m.GetBalloon(); b != nil {
+		c.Balloon = &machine.Balloon{Reporting: b.GetReporting()}
+	}
 	return c
 }
 
@@ -234,8 +238,10 @@ func status(err error) error {
 	switch {
 	case errors.Is(err, machine.ErrConfig), errors.Is(err, loader.ErrKernel), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrExist):
 		code = apierr.BadRequest
-	case errors.Is(err, machine.ErrNotPaused):
+	case errors.Is(err, machine.ErrNotPaused), errors.Is(err, machine.ErrNoBalloon):
 		code = apierr.BadRequest
+	case errors.Is(err, virtio.ErrNoStatistics):
+		code = apierr.NotReady
 	case errors.Is(err, machine.ErrEnded):
 		code = apierr.Gone
 	case errors.Is(err, machine.ErrCPU):

@@ -202,11 +202,12 @@ func (w *world) Clear(string) error             { return nil }
 
 // fakeVM is one agent's hold of a process.
 type fakeVM struct {
-	w    *world
-	p    *proc
-	once sync.Once
-	done chan struct{}
-	let  chan struct{} // closed by Detach
+	vmmpb.VMMService // nil: what a sandbox does not call
+	w                *world
+	p                *proc
+	once             sync.Once
+	done             chan struct{}
+	let              chan struct{} // closed by Detach
 }
 
 func newFakeVM(w *world, p *proc) *fakeVM {

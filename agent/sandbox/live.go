@@ -72,6 +72,7 @@ func (s *Sandbox) watchVM(l *live) {
 		if ended.Detail != "" {
 			reason += " (" + ended.Detail + ")"
 		}
+		s.log.Info().Str("reason", ended.Reason).Str("detail", ended.Detail).Bytes("console", ended.ConsoleTail).Msg("the guest ended")
 	} else {
 		// The connection is gone, which normally means that the process is. One that lives on without answering is of no use.
 		select {

@@ -36,5 +36,7 @@ func (t *Template) Machine(layers []string, top string, vsock *vmmpb.Vsock, cons
 		Vcpus: t.VCPUs, MemoryBytes: t.MemoryBytes,
 		Disks: []*vmmpb.Disk{{Id: "root", Base: t.RootFS, Layers: layers, Top: top}},
 		Vsock: vsock, Console: console,
+		// What a sandbox has freed is neither kept in memory nor stored at its next pause.
+		Balloon: &vmmpb.Balloon{Reporting: true},
 	}
 }

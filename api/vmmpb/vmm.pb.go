@@ -81,6 +81,7 @@ type Machine struct {
 	Vsock         *Vsock                 `protobuf:"bytes,4,opt,name=vsock,proto3" json:"vsock,omitempty"`
 	Console       *Console               `protobuf:"bytes,5,opt,name=console,proto3" json:"console,omitempty"`
 	CpuTemplate   string                 `protobuf:"bytes,10,opt,name=cpu_template,json=cpuTemplate,proto3" json:"cpu_template,omitempty"` // host (or empty), x86-64-v2, x86-64-v3: the CPU features a guest is told of
+	Balloon       *Balloon               `protobuf:"bytes,7,opt,name=balloon,proto3" json:"balloon,omitempty"`                             // none: no balloon device
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -155,6 +156,13 @@ func (x *Machine) GetCpuTemplate() string {
 		return x.CpuTemplate
 	}
 	return ""
+}
+
+func (x *Machine) GetBalloon() *Balloon {
+	if x != nil {
+		return x.Balloon
+	}
+	return nil
 }
 
 // Disk is a read-only base with copy-on-write layers over it.
@@ -338,6 +346,51 @@ func (x *Console) GetMaxBytes() uint64 {
 	return 0
 }
 
+// Balloon is the device by which the guest gives memory back.
+type Balloon struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reporting     bool                   `protobuf:"varint,1,opt,name=reporting,proto3" json:"reporting,omitempty"` // the guest's kernel reports memory that it has free anyway
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Balloon) Reset() {
+	*x = Balloon{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Balloon) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Balloon) ProtoMessage() {}
+
+func (x *Balloon) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Balloon.ProtoReflect.Descriptor instead.
+func (*Balloon) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Balloon) GetReporting() bool {
+	if x != nil {
+		return x.Reporting
+	}
+	return false
+}
+
 type BootRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
@@ -350,7 +403,7 @@ type BootRequest struct {
 
 func (x *BootRequest) Reset() {
 	*x = BootRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -362,7 +415,7 @@ func (x *BootRequest) String() string {
 func (*BootRequest) ProtoMessage() {}
 
 func (x *BootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -375,7 +428,7 @@ func (x *BootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootRequest.ProtoReflect.Descriptor instead.
 func (*BootRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{4}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *BootRequest) GetMachine() *Machine {
@@ -414,7 +467,7 @@ type BootResponse struct {
 
 func (x *BootResponse) Reset() {
 	*x = BootResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -426,7 +479,7 @@ func (x *BootResponse) String() string {
 func (*BootResponse) ProtoMessage() {}
 
 func (x *BootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -439,7 +492,7 @@ func (x *BootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootResponse.ProtoReflect.Descriptor instead.
 func (*BootResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{5}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{6}
 }
 
 type RestoreRequest struct {
@@ -455,7 +508,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -467,7 +520,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -480,7 +533,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{6}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RestoreRequest) GetMachine() *Machine {
@@ -529,7 +582,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -541,7 +594,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -554,7 +607,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RestoreResponse) GetPhaseOpenUs() uint64 {
@@ -586,7 +639,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -598,7 +651,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -611,7 +664,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
 }
 
 type PauseResponse struct {
@@ -622,7 +675,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +687,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +700,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
 }
 
 type ResumeRequest struct {
@@ -658,7 +711,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -670,7 +723,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -683,7 +736,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
 }
 
 type ResumeResponse struct {
@@ -694,7 +747,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +759,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +772,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
 }
 
 type SaveRequest struct {
@@ -733,7 +786,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +798,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +811,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SaveRequest) GetKind() SaveKind {
@@ -795,7 +848,7 @@ type SaveResponse struct {
 
 func (x *SaveResponse) Reset() {
 	*x = SaveResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -807,7 +860,7 @@ func (x *SaveResponse) String() string {
 func (*SaveResponse) ProtoMessage() {}
 
 func (x *SaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -820,7 +873,7 @@ func (x *SaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
 func (*SaveResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SaveResponse) GetStateBytes() uint64 {
@@ -858,6 +911,251 @@ func (x *SaveResponse) GetPagesElided() uint64 {
 	return 0
 }
 
+type SetBalloonRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TargetBytes   uint64                 `protobuf:"varint,1,opt,name=target_bytes,json=targetBytes,proto3" json:"target_bytes,omitempty"` // rounded down to pages of 4 KiB; at most the guest's memory
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetBalloonRequest) Reset() {
+	*x = SetBalloonRequest{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetBalloonRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetBalloonRequest) ProtoMessage() {}
+
+func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetBalloonRequest.ProtoReflect.Descriptor instead.
+func (*SetBalloonRequest) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SetBalloonRequest) GetTargetBytes() uint64 {
+	if x != nil {
+		return x.TargetBytes
+	}
+	return 0
+}
+
+type SetBalloonResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetBalloonResponse) Reset() {
+	*x = SetBalloonResponse{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetBalloonResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetBalloonResponse) ProtoMessage() {}
+
+func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetBalloonResponse.ProtoReflect.Descriptor instead.
+func (*SetBalloonResponse) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
+}
+
+type BalloonStatsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	WaitMs        uint32                 `protobuf:"varint,1,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // 0 = 1000; at most 10000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BalloonStatsRequest) Reset() {
+	*x = BalloonStatsRequest{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BalloonStatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BalloonStatsRequest) ProtoMessage() {}
+
+func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BalloonStatsRequest.ProtoReflect.Descriptor instead.
+func (*BalloonStatsRequest) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *BalloonStatsRequest) GetWaitMs() uint32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+type BalloonStatsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Balloon       *BalloonState          `protobuf:"bytes,1,opt,name=balloon,proto3" json:"balloon,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BalloonStatsResponse) Reset() {
+	*x = BalloonStatsResponse{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BalloonStatsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BalloonStatsResponse) ProtoMessage() {}
+
+func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BalloonStatsResponse.ProtoReflect.Descriptor instead.
+func (*BalloonStatsResponse) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *BalloonStatsResponse) GetBalloon() *BalloonState {
+	if x != nil {
+		return x.Balloon
+	}
+	return nil
+}
+
+// BalloonState is what is known without asking the guest.
+type BalloonState struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	TargetBytes    uint64                 `protobuf:"varint,1,opt,name=target_bytes,json=targetBytes,proto3" json:"target_bytes,omitempty"`
+	ActualBytes    uint64                 `protobuf:"varint,2,opt,name=actual_bytes,json=actualBytes,proto3" json:"actual_bytes,omitempty"`                                            // as the guest says
+	DiscardedBytes uint64                 `protobuf:"varint,3,opt,name=discarded_bytes,json=discardedBytes,proto3" json:"discarded_bytes,omitempty"`                                   // given back since this process has the machine, by ballooning and by reporting
+	Stats          map[string]uint64      `protobuf:"bytes,4,rep,name=stats,proto3" json:"stats,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // what the guest said of its memory: free_memory, available_memory, disk_caches, ... in bytes
+	StatsAgeMs     uint64                 `protobuf:"varint,5,opt,name=stats_age_ms,json=statsAgeMs,proto3" json:"stats_age_ms,omitempty"`                                             // how long ago it did; meaningless without stats
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *BalloonState) Reset() {
+	*x = BalloonState{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BalloonState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BalloonState) ProtoMessage() {}
+
+func (x *BalloonState) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BalloonState.ProtoReflect.Descriptor instead.
+func (*BalloonState) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *BalloonState) GetTargetBytes() uint64 {
+	if x != nil {
+		return x.TargetBytes
+	}
+	return 0
+}
+
+func (x *BalloonState) GetActualBytes() uint64 {
+	if x != nil {
+		return x.ActualBytes
+	}
+	return 0
+}
+
+func (x *BalloonState) GetDiscardedBytes() uint64 {
+	if x != nil {
+		return x.DiscardedBytes
+	}
+	return 0
+}
+
+func (x *BalloonState) GetStats() map[string]uint64 {
+	if x != nil {
+		return x.Stats
+	}
+	return nil
+}
+
+func (x *BalloonState) GetStatsAgeMs() uint64 {
+	if x != nil {
+		return x.StatsAgeMs
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -866,7 +1164,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +1176,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +1189,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
 }
 
 type StatusResponse struct {
@@ -903,13 +1201,14 @@ type StatusResponse struct {
 	ExitsMmio     uint64                 `protobuf:"varint,5,opt,name=exits_mmio,json=exitsMmio,proto3" json:"exits_mmio,omitempty"`
 	ResidentBytes uint64                 `protobuf:"varint,6,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"` // guest memory resident in this process
 	VcpuTimeNs    uint64                 `protobuf:"varint,7,opt,name=vcpu_time_ns,json=vcpuTimeNs,proto3" json:"vcpu_time_ns,omitempty"`        // CPU time of the vCPU threads
+	Balloon       *BalloonState          `protobuf:"bytes,12,opt,name=balloon,proto3" json:"balloon,omitempty"`                                  // none: no balloon device
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1220,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1233,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StatusResponse) GetState() string {
@@ -986,6 +1285,13 @@ func (x *StatusResponse) GetVcpuTimeNs() uint64 {
 	return 0
 }
 
+func (x *StatusResponse) GetBalloon() *BalloonState {
+	if x != nil {
+		return x.Balloon
+	}
+	return nil
+}
+
 type WaitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -994,7 +1300,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1006,7 +1312,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1019,7 +1325,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
 }
 
 type WaitResponse struct {
@@ -1033,7 +1339,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1045,7 +1351,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1058,7 +1364,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WaitResponse) GetReason() string {
@@ -1090,7 +1396,7 @@ type QuitRequest struct {
 
 func (x *QuitRequest) Reset() {
 	*x = QuitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1102,7 +1408,7 @@ func (x *QuitRequest) String() string {
 func (*QuitRequest) ProtoMessage() {}
 
 func (x *QuitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1115,7 +1421,7 @@ func (x *QuitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitRequest.ProtoReflect.Descriptor instead.
 func (*QuitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
 }
 
 type QuitResponse struct {
@@ -1126,7 +1432,7 @@ type QuitResponse struct {
 
 func (x *QuitResponse) Reset() {
 	*x = QuitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1138,7 +1444,7 @@ func (x *QuitResponse) String() string {
 func (*QuitResponse) ProtoMessage() {}
 
 func (x *QuitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1151,7 +1457,7 @@ func (x *QuitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitResponse.ProtoReflect.Descriptor instead.
 func (*QuitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
 }
 
 var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
@@ -1159,7 +1465,7 @@ var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
 const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\n" +
 	"\x13api/vmmpb/vmm.proto\x12\n" +
-	"torpor.vmm\"\xe5\x01\n" +
+	"torpor.vmm\"\x94\x02\n" +
 	"\aMachine\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12&\n" +
@@ -1167,7 +1473,8 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\x05vsock\x18\x04 \x01(\v2\x11.torpor.vmm.VsockR\x05vsock\x12-\n" +
 	"\aconsole\x18\x05 \x01(\v2\x13.torpor.vmm.ConsoleR\aconsole\x12!\n" +
 	"\fcpu_template\x18\n" +
-	" \x01(\tR\vcpuTemplate\"T\n" +
+	" \x01(\tR\vcpuTemplate\x12-\n" +
+	"\aballoon\x18\a \x01(\v2\x13.torpor.vmm.BalloonR\aballoon\"T\n" +
 	"\x04Disk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\tR\x04base\x12\x16\n" +
@@ -1179,7 +1486,9 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\aConsole\x12\x18\n" +
 	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x10\n" +
 	"\x03log\x18\x02 \x01(\tR\x03log\x12\x1b\n" +
-	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\"\x86\x01\n" +
+	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\"'\n" +
+	"\aBalloon\x12\x1c\n" +
+	"\treporting\x18\x01 \x01(\bR\treporting\"\x86\x01\n" +
 	"\vBootRequest\x12-\n" +
 	"\amachine\x18\x01 \x01(\v2\x13.torpor.vmm.MachineR\amachine\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\x16\n" +
@@ -1215,8 +1524,26 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"pages_data\x18\x03 \x01(\x04R\tpagesData\x12\x1d\n" +
 	"\n" +
 	"pages_zero\x18\x04 \x01(\x04R\tpagesZero\x12!\n" +
-	"\fpages_elided\x18\x05 \x01(\x04R\vpagesElided\"\x0f\n" +
-	"\rStatusRequest\"\xe9\x01\n" +
+	"\fpages_elided\x18\x05 \x01(\x04R\vpagesElided\"6\n" +
+	"\x11SetBalloonRequest\x12!\n" +
+	"\ftarget_bytes\x18\x01 \x01(\x04R\vtargetBytes\"\x14\n" +
+	"\x12SetBalloonResponse\".\n" +
+	"\x13BalloonStatsRequest\x12\x17\n" +
+	"\await_ms\x18\x01 \x01(\rR\x06waitMs\"J\n" +
+	"\x14BalloonStatsResponse\x122\n" +
+	"\aballoon\x18\x01 \x01(\v2\x18.torpor.vmm.BalloonStateR\aballoon\"\x94\x02\n" +
+	"\fBalloonState\x12!\n" +
+	"\ftarget_bytes\x18\x01 \x01(\x04R\vtargetBytes\x12!\n" +
+	"\factual_bytes\x18\x02 \x01(\x04R\vactualBytes\x12'\n" +
+	"\x0fdiscarded_bytes\x18\x03 \x01(\x04R\x0ediscardedBytes\x129\n" +
+	"\x05stats\x18\x04 \x03(\v2#.torpor.vmm.BalloonState.StatsEntryR\x05stats\x12 \n" +
+	"\fstats_age_ms\x18\x05 \x01(\x04R\n" +
+	"statsAgeMs\x1a8\n" +
+	"\n" +
+	"StatsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x0f\n" +
+	"\rStatusRequest\"\x9d\x02\n" +
 	"\x0eStatusResponse\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x1d\n" +
 	"\n" +
@@ -1228,7 +1555,8 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"exits_mmio\x18\x05 \x01(\x04R\texitsMmio\x12%\n" +
 	"\x0eresident_bytes\x18\x06 \x01(\x04R\rresidentBytes\x12 \n" +
 	"\fvcpu_time_ns\x18\a \x01(\x04R\n" +
-	"vcpuTimeNs\"\r\n" +
+	"vcpuTimeNs\x122\n" +
+	"\aballoon\x18\f \x01(\v2\x18.torpor.vmm.BalloonStateR\aballoon\"\r\n" +
 	"\vWaitRequest\"a\n" +
 	"\fWaitResponse\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x16\n" +
@@ -1239,13 +1567,16 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\bSaveKind\x12\x19\n" +
 	"\x15SAVE_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSAVE_KIND_FULL\x10\x01\x12\x12\n" +
-	"\x0eSAVE_KIND_DIFF\x10\x022\xf5\x03\n" +
+	"\x0eSAVE_KIND_DIFF\x10\x022\x95\x05\n" +
 	"\x03VMM\x129\n" +
 	"\x04Boot\x12\x17.torpor.vmm.BootRequest\x1a\x18.torpor.vmm.BootResponse\x12B\n" +
 	"\aRestore\x12\x1a.torpor.vmm.RestoreRequest\x1a\x1b.torpor.vmm.RestoreResponse\x12<\n" +
 	"\x05Pause\x12\x18.torpor.vmm.PauseRequest\x1a\x19.torpor.vmm.PauseResponse\x12?\n" +
 	"\x06Resume\x12\x19.torpor.vmm.ResumeRequest\x1a\x1a.torpor.vmm.ResumeResponse\x129\n" +
-	"\x04Save\x12\x17.torpor.vmm.SaveRequest\x1a\x18.torpor.vmm.SaveResponse\x12?\n" +
+	"\x04Save\x12\x17.torpor.vmm.SaveRequest\x1a\x18.torpor.vmm.SaveResponse\x12K\n" +
+	"\n" +
+	"SetBalloon\x12\x1d.torpor.vmm.SetBalloonRequest\x1a\x1e.torpor.vmm.SetBalloonResponse\x12Q\n" +
+	"\fBalloonStats\x12\x1f.torpor.vmm.BalloonStatsRequest\x1a .torpor.vmm.BalloonStatsResponse\x12?\n" +
 	"\x06Status\x12\x19.torpor.vmm.StatusRequest\x1a\x1a.torpor.vmm.StatusResponse\x129\n" +
 	"\x04Wait\x12\x17.torpor.vmm.WaitRequest\x1a\x18.torpor.vmm.WaitResponse\x129\n" +
 	"\x04Quit\x12\x17.torpor.vmm.QuitRequest\x1a\x18.torpor.vmm.QuitResponseB\x18Z\x16torpor/api/vmmpb;vmmpbb\x06proto3"
@@ -1263,58 +1594,73 @@ func file_api_vmmpb_vmm_proto_rawDescGZIP() []byte {
 }
 
 var file_api_vmmpb_vmm_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_api_vmmpb_vmm_proto_goTypes = []any{
-	(SaveKind)(0),           // 0: torpor.vmm.SaveKind
-	(*Machine)(nil),         // 1: torpor.vmm.Machine
-	(*Disk)(nil),            // 2: torpor.vmm.Disk
-	(*Vsock)(nil),           // 3: torpor.vmm.Vsock
-	(*Console)(nil),         // 4: torpor.vmm.Console
-	(*BootRequest)(nil),     // 5: torpor.vmm.BootRequest
-	(*BootResponse)(nil),    // 6: torpor.vmm.BootResponse
-	(*RestoreRequest)(nil),  // 7: torpor.vmm.RestoreRequest
-	(*RestoreResponse)(nil), // 8: torpor.vmm.RestoreResponse
-	(*PauseRequest)(nil),    // 9: torpor.vmm.PauseRequest
-	(*PauseResponse)(nil),   // 10: torpor.vmm.PauseResponse
-	(*ResumeRequest)(nil),   // 11: torpor.vmm.ResumeRequest
-	(*ResumeResponse)(nil),  // 12: torpor.vmm.ResumeResponse
-	(*SaveRequest)(nil),     // 13: torpor.vmm.SaveRequest
-	(*SaveResponse)(nil),    // 14: torpor.vmm.SaveResponse
-	(*StatusRequest)(nil),   // 15: torpor.vmm.StatusRequest
-	(*StatusResponse)(nil),  // 16: torpor.vmm.StatusResponse
-	(*WaitRequest)(nil),     // 17: torpor.vmm.WaitRequest
-	(*WaitResponse)(nil),    // 18: torpor.vmm.WaitResponse
-	(*QuitRequest)(nil),     // 19: torpor.vmm.QuitRequest
-	(*QuitResponse)(nil),    // 20: torpor.vmm.QuitResponse
+	(SaveKind)(0),                // 0: torpor.vmm.SaveKind
+	(*Machine)(nil),              // 1: torpor.vmm.Machine
+	(*Disk)(nil),                 // 2: torpor.vmm.Disk
+	(*Vsock)(nil),                // 3: torpor.vmm.Vsock
+	(*Console)(nil),              // 4: torpor.vmm.Console
+	(*Balloon)(nil),              // 5: torpor.vmm.Balloon
+	(*BootRequest)(nil),          // 6: torpor.vmm.BootRequest
+	(*BootResponse)(nil),         // 7: torpor.vmm.BootResponse
+	(*RestoreRequest)(nil),       // 8: torpor.vmm.RestoreRequest
+	(*RestoreResponse)(nil),      // 9: torpor.vmm.RestoreResponse
+	(*PauseRequest)(nil),         // 10: torpor.vmm.PauseRequest
+	(*PauseResponse)(nil),        // 11: torpor.vmm.PauseResponse
+	(*ResumeRequest)(nil),        // 12: torpor.vmm.ResumeRequest
+	(*ResumeResponse)(nil),       // 13: torpor.vmm.ResumeResponse
+	(*SaveRequest)(nil),          // 14: torpor.vmm.SaveRequest
+	(*SaveResponse)(nil),         // 15: torpor.vmm.SaveResponse
+	(*SetBalloonRequest)(nil),    // 16: torpor.vmm.SetBalloonRequest
+	(*SetBalloonResponse)(nil),   // 17: torpor.vmm.SetBalloonResponse
+	(*BalloonStatsRequest)(nil),  // 18: torpor.vmm.BalloonStatsRequest
+	(*BalloonStatsResponse)(nil), // 19: torpor.vmm.BalloonStatsResponse
+	(*BalloonState)(nil),         // 20: torpor.vmm.BalloonState
+	(*StatusRequest)(nil),        // 21: torpor.vmm.StatusRequest
+	(*StatusResponse)(nil),       // 22: torpor.vmm.StatusResponse
+	(*WaitRequest)(nil),          // 23: torpor.vmm.WaitRequest
+	(*WaitResponse)(nil),         // 24: torpor.vmm.WaitResponse
+	(*QuitRequest)(nil),          // 25: torpor.vmm.QuitRequest
+	(*QuitResponse)(nil),         // 26: torpor.vmm.QuitResponse
+	nil,                          // 27: torpor.vmm.BalloonState.StatsEntry
 }
 var file_api_vmmpb_vmm_proto_depIdxs = []int32{
 	2,  // 0: torpor.vmm.Machine.disks:type_name -> torpor.vmm.Disk
 	3,  // 1: torpor.vmm.Machine.vsock:type_name -> torpor.vmm.Vsock
 	4,  // 2: torpor.vmm.Machine.console:type_name -> torpor.vmm.Console
-	1,  // 3: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
-	1,  // 4: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
-	0,  // 5: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
-	5,  // 6: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
-	7,  // 7: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
-	9,  // 8: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
-	11, // 9: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
-	13, // 10: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
-	15, // 11: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
-	17, // 12: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
-	19, // 13: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
-	6,  // 14: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
-	8,  // 15: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
-	10, // 16: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
-	12, // 17: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
-	14, // 18: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
-	16, // 19: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
-	18, // 20: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
-	20, // 21: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
-	14, // [14:22] is the sub-list for method output_type
-	6,  // [6:14] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	5,  // 3: torpor.vmm.Machine.balloon:type_name -> torpor.vmm.Balloon
+	1,  // 4: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
+	1,  // 5: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
+	0,  // 6: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
+	20, // 7: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
+	27, // 8: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
+	20, // 9: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
+	6,  // 10: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
+	8,  // 11: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
+	10, // 12: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
+	12, // 13: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
+	14, // 14: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
+	16, // 15: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
+	18, // 16: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
+	21, // 17: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
+	23, // 18: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
+	25, // 19: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
+	7,  // 20: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
+	9,  // 21: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
+	11, // 22: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
+	13, // 23: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
+	15, // 24: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
+	17, // 25: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
+	19, // 26: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
+	22, // 27: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
+	24, // 28: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
+	26, // 29: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
+	20, // [20:30] is the sub-list for method output_type
+	10, // [10:20] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_api_vmmpb_vmm_proto_init() }
@@ -1328,7 +1674,7 @@ func file_api_vmmpb_vmm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_vmmpb_vmm_proto_rawDesc), len(file_api_vmmpb_vmm_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   20,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -13,6 +13,8 @@ type VMMService interface {
 	Pause(context.Context, *PauseRequest) (*PauseResponse, error)
 	Resume(context.Context, *ResumeRequest) (*ResumeResponse, error)
 	Save(context.Context, *SaveRequest) (*SaveResponse, error)
+	SetBalloon(context.Context, *SetBalloonRequest) (*SetBalloonResponse, error)
+	BalloonStats(context.Context, *BalloonStatsRequest) (*BalloonStatsResponse, error)
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	Wait(context.Context, *WaitRequest) (*WaitResponse, error)
 	Quit(context.Context, *QuitRequest) (*QuitResponse, error)
@@ -55,6 +57,20 @@ func RegisterVMMService(srv *ttrpc.Server, svc VMMService) {
 					return nil, err
 				}
 				return svc.Save(ctx, &req)
+			},
+			"SetBalloon": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SetBalloonRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.SetBalloon(ctx, &req)
+			},
+			"BalloonStats": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req BalloonStatsRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.BalloonStats(ctx, &req)
 			},
 			"Status": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req StatusRequest
@@ -126,6 +142,22 @@ func (c *vmmClient) Resume(ctx context.Context, req *ResumeRequest) (*ResumeResp
 func (c *vmmClient) Save(ctx context.Context, req *SaveRequest) (*SaveResponse, error) {
 	var resp SaveResponse
 	if err := c.client.Call(ctx, "torpor.vmm.VMM", "Save", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *vmmClient) SetBalloon(ctx context.Context, req *SetBalloonRequest) (*SetBalloonResponse, error) {
+	var resp SetBalloonResponse
+	if err := c.client.Call(ctx, "torpor.vmm.VMM", "SetBalloon", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *vmmClient) BalloonStats(ctx context.Context, req *BalloonStatsRequest) (*BalloonStatsResponse, error) {
+	var resp BalloonStatsResponse
+	if err := c.client.Call(ctx, "torpor.vmm.VMM", "BalloonStats", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -24,12 +24,13 @@ import (
 const EnvdVersion = "0.6.13"
 
 // cmdline is the guest's kernel command line. The console is the VMM's bounded log; a guest that fails resets itself, which
-// ends its VMM. Self-tests of the crypto code and probing for hardware that is not there would only cost time.
-const cmdline = "console=ttyS0 8250.nr_uarts=1 quiet loglevel=1 reboot=t panic=-1 cryptomgr.notests random.trust_cpu=on tsc=reliable " +
+// ends its VMM; panic_warm is how the VMM tells a panic from a reboot (vmm/machine, End). Self-tests of the crypto code and probing for hardware that is not there would only cost time.
+const cmdline = "console=ttyS0 8250.nr_uarts=1 quiet loglevel=1 reboot=t,panic_warm panic=-1 cryptomgr.notests random.trust_cpu=on tsc=reliable " +
 	"clocksource=kvm-clock i8042.noaux i8042.nokbd swiotlb=noforce mitigations=off"
 
-// modules are what the guest must load to see its disk and its host; what they need comes with them. ext4 is built in.
-var modules = []string{"virtio_mmio", "virtio_blk", "virtio_rng", "vmw_vsock_virtio_transport"}
+// modules are what the guest must load to see its disk and its host, and to give memory back; what they need comes with them.
+// ext4 is built in.
+var modules = []string{"virtio_mmio", "virtio_blk", "virtio_rng", "virtio_balloon", "vmw_vsock_virtio_transport"}
 
 // Names of the files in a set.
 const (

@@ -76,6 +76,21 @@ func TestVMMDiesAndLastSnapshotServes(t *testing.T) {
 	sameMemory(t, wake(t, sb.SandboxID), before)
 }
 
+// A guest whose kernel panics is said to have done that, with what it said last, and its last snapshot serves.
+func TestGuestPanicIsReported(t *testing.T) {
+	sb := newSandbox(t, rest.NewSandbox{})
+	before := keepMemory(t, sb, 1)
+	pause(t, sb.SandboxID)
+	sb = wake(t, sb.SandboxID)
+	if _, err := sys.Output(within(t, commandLimit), sb, "sudo sh -c 'echo c > /proc/sysrq-trigger'"); err == nil {
+		t.Error("the command came back")
+	}
+	if s := awaitDead(t, sb.SandboxID); !strings.Contains(s.VM.Reason, "panic (Kernel panic - not syncing: sysrq") {
+		t.Errorf("reason %q", s.VM.Reason)
+	}
+	sameMemory(t, wake(t, sb.SandboxID), before)
+}
+
 func awaitDead(t *testing.T, id string) rest.State {
 	t.Helper()
 	s, err := sys.WaitState(within(t, waitLimit), id, func(s rest.State) bool {

@@ -14,7 +14,8 @@ type Config struct {
 	Disks       []Disk // vda, vdb, ... in this order
 	Vsock       *Vsock // nil: none
 	Console     *Console
-	CPUTemplate string // what CPUs of a fleet have in common (x86.FindTemplate); "" is x86.TemplateHost
+	CPUTemplate string   // what CPUs of a fleet have in common (x86.FindTemplate); "" is x86.TemplateHost
+	Balloon     *Balloon // nil: none
 }
 
 // Disk is a read-only base with copy-on-write layers over it (package cow).
@@ -35,6 +36,11 @@ type Vsock struct {
 type Console struct {
 	Log      string // file that keeps the newest output; empty keeps a tail in memory only
 	MaxBytes uint64 // of the file; 0 for legacy.DefaultLogBytes
+}
+
+// Balloon is the device by which the guest gives memory back.
+type Balloon struct {
+	Reporting bool // the guest's kernel reports memory that it has free anyway
 }
 
 // Kernel is what Boot starts.

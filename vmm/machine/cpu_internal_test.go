@@ -32,7 +32,7 @@ func TestCPUTemplate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cfg := testConfig(2, 128*mib)
 			cfg.CPUTemplate = name
-			m, err := Boot(cfg, Kernel{Path: tinyKernel(t)}, zerolog.New(zerolog.NewTestWriter(t)))
+			m, err := Boot(cfg, Kernel{Path: kernelOf(t, tinyCode)}, zerolog.New(zerolog.NewTestWriter(t)))
 			if errors.Is(err, ErrCPU) {
 				if !strings.Contains(err.Error(), name+": it lacks ") {
 					t.Errorf("refused without a reason: %v", err)

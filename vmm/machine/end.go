@@ -1,6 +1,10 @@
 package machine
 
-import "bytes"
+import (
+	"bytes"
+
+	"torpor/vmm/guestmem"
+)
 
 // Reason is why a guest ended.
 type Reason string
@@ -23,6 +27,14 @@ type End struct {
 
 // consoleTailBytes is the length of End.ConsoleTail.
 const consoleTailBytes = 4 << 10
+
+// bootFlag is the word in the BIOS data area by which a PC kernel that resets tells the firmware how: warmBoot for a warm boot,
+// 0 for a cold one. With reboot=panic_warm on its command line Linux asks for a warm boot after a panic and only then (its
+// kernel/panic.c and arch/x86/kernel/reboot.c), so a panic is known even without a console.
+const (
+	bootFlag = guestmem.Addr(0x472)
+	warmBoot = 0x1234
+)
 
 // supervise waits for a vCPU to report the guest's end, then stops the rest. It ends with the machine.
 func (m *Machine) supervise() {
@@ -50,22 +62,41 @@ func (m *Machine) finish(end End) {
 	if m.console != nil {
 		m.console.Flush()
 		end.ConsoleTail = m.console.Tail(consoleTailBytes)
-		// A panicking kernel resets like a rebooting one (panic=-1); what it said last tells them apart.
-		if end.Reason == ReasonReset && bytes.Contains(end.ConsoleTail, []byte("Kernel panic")) {
-			end.Reason, end.Detail = ReasonPanic, panicLine(end.ConsoleTail)
-		}
 	}
-	m.end = end
+	if m.vsock != nil {
+		_ = m.vsock.Close() // whoever talks to the guest must not wait for it
+	}
+	m.end = m.diagnose(end)
 	m.state.Store(int32(Ended))
-	m.log.Info().Str("reason", string(end.Reason)).Str("detail", end.Detail).Msg("guest ended")
+	m.log.Info().Str("reason", string(m.end.Reason)).Str("detail", m.end.Detail).Msg("guest ended")
 	close(m.done)
 }
 
-// panicLine returns the line of the console that says why the kernel panicked.
+// diagnose tells a panic, after which a kernel resets (panic=-1), from a reboot. The boot flag says so; so does the console of
+// a kernel whose command line does not make it set the flag.
+func (m *Machine) diagnose(end End) End {
+	if end.Reason != ReasonReset {
+		return end
+	}
+	line := panicLine(end.ConsoleTail)
+	flag, err := m.ram.mem.ReadUint16(bootFlag)
+	switch {
+	case line != "":
+		end.Reason, end.Detail = ReasonPanic, line
+	case err == nil && flag == warmBoot:
+		end.Reason, end.Detail = ReasonPanic, "the kernel panicked"
+	}
+	return end
+}
+
+// panicLine returns the last line of the console that says why a kernel panicked, "" if none does.
 func panicLine(tail []byte) string {
-	_, rest, _ := bytes.Cut(tail, []byte("Kernel panic"))
-	line, _, _ := bytes.Cut(rest, []byte("\n"))
-	return "Kernel panic" + string(bytes.TrimRight(line, "\r"))
+	at := bytes.LastIndex(tail, []byte("Kernel panic - "))
+	if at < 0 {
+		return ""
+	}
+	line, _, _ := bytes.Cut(tail[at:], []byte("\n"))
+	return string(bytes.TrimRight(line, "\r"))
 }
 
 // Done is closed when the guest has ended.

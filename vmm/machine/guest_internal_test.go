@@ -80,6 +80,7 @@ func (i image) config(t *testing.T, vcpus int, layers []string) Config {
 		Disks:   []Disk{{ID: "root", Base: i.Rootfs, Layers: layers, Top: top}},
 		Vsock:   &Vsock{CID: 3, Socket: filepath.Join(dir, "vsock")},
 		Console: &Console{Log: filepath.Join(dir, "console.log")},
+		Balloon: &Balloon{Reporting: true},
 	}
 }
 

@@ -57,7 +57,7 @@ func holds(t *testing.T) (h holdings) {
 // is killed while it runs, while it is paused, and after it ended by itself.
 func TestBootsAndKillsLeaveNothing(t *testing.T) {
 	needKVM(t)
-	dir, kernel := t.TempDir(), tinyKernel(t)
+	dir, kernel := t.TempDir(), kernelOf(t, tinyCode)
 	top := filepath.Join(dir, "top")
 	if err := cow.Create(top, 64*mib); err != nil {
 		t.Fatal(err)

@@ -48,9 +48,10 @@ type Machine struct {
 	vcpus   []*vcpu
 	bus     bus
 	disks   []*cow.Chain
-	vsock   *virtio.Vsock // nil: none
-	console *legacy.Log   // nil: none
-	uartIRQ eventfd       // valid with a console
+	vsock   *virtio.Vsock   // nil: none
+	balloon *virtio.Balloon // nil: none
+	console *legacy.Log     // nil: none
+	uartIRQ eventfd         // valid with a console
 
 	endings    chan End // from vCPU threads
 	closing    chan struct{}
@@ -160,7 +161,7 @@ func (m *Machine) platform() error {
 	return nil
 }
 
-// wire makes the devices: disks, vsock, rng in the virtio slots, and the ports.
+// wire makes the devices: disks, vsock, rng, balloon in the virtio slots, and the ports.
 func (m *Machine) wire(cfg Config, u *undo) (err error) {
 	m.bus.ports = &legacy.Ports{SleepPort: x86.SleepCtlPort, SleepType: sleepTypeOff}
 	if cfg.Console != nil {
@@ -188,7 +189,10 @@ func (m *Machine) wire(cfg Config, u *undo) (err error) {
 			return err
 		}
 	}
-	return m.addSlot(virtio.NewRNG(), u)
+	if err := m.addSlot(virtio.NewRNG(), u); err != nil {
+		return err
+	}
+	return m.wireBalloon(cfg.Balloon, u)
 }
 
 func (m *Machine) wireConsole(c Console, u *undo) (err error) {
@@ -348,8 +352,9 @@ type Status struct {
 	State                     State
 	End                       End // of an ended guest
 	Exits, IOExits, MMIOExits uint64
-	ResidentBytes             uint64 // of this process; all but a few MiB is guest memory
-	CPUTime                   uint64 // of the vCPU threads, ns
+	ResidentBytes             uint64                // of this process; all but a few MiB is guest memory
+	CPUTime                   uint64                // of the vCPU threads, ns
+	Balloon                   *virtio.BalloonStatus // nil: none
 }
 
 // Status never waits for the guest.
@@ -358,6 +363,10 @@ func (m *Machine) Status() Status {
 	if s.State == Ended {
 		<-m.done
 		s.End = m.end
+	}
+	if m.balloon != nil {
+		b := m.balloon.Status()
+		s.Balloon = &b
 	}
 	for _, c := range m.vcpus {
 		s.Exits += c.exits.Load()

@@ -41,8 +41,7 @@ func (r *ram) touched() (*pageSet, error) {
 				return nil, fmt.Errorf("find written pages: %w", err)
 			}
 			for off := 0; off < len(b); off += pagemapEntry {
-				v := binary.LittleEndian.Uint64(b[off:])
-				if v&pagemapFile == 0 && v&(pagemapPresent|pagemapSwapped) != 0 {
+				if anonymous(binary.LittleEndian.Uint64(b[off:])) {
 					set.add(page)
 				}
 				page++
@@ -52,6 +51,11 @@ func (r *ram) touched() (*pageSet, error) {
 		}
 	}
 	return set, nil
+}
+
+// anonymous reports whether an entry is of a page that no longer is the file's.
+func anonymous(entry uint64) bool {
+	return entry&pagemapFile == 0 && entry&(pagemapPresent|pagemapSwapped) != 0
 }
 
 // pageSet is a set of page numbers below a limit.

@@ -3,6 +3,7 @@ package machine
 import (
 	"fmt"
 	"os"
+	"sync"
 
 	"torpor/vmm/guestmem"
 	"torpor/vmm/snapshot"
@@ -15,9 +16,13 @@ import (
 // over it from the diff file; short runs were copied in. What a later diff must contain is therefore the pages that became
 // anonymous (package comment of pagemap.go) and the runs that are still mapped from the old diff: inherited.
 type ram struct {
-	mem       *guestmem.Memory
-	base      *os.File // nil: anonymous memory
-	inherited []pageRange
+	mem  *guestmem.Memory
+	base *os.File // nil: anonymous memory
+
+	// mu guards what a balloon changes while the guest runs.
+	mu        sync.Mutex
+	inherited []pageRange // ascending
+	rebased   int         // pieces mapped from the base again
 }
 
 // pageRange is a run of pages of the flat image.

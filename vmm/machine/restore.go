@@ -3,6 +3,7 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -123,10 +124,16 @@ func (m *Machine) loadDevices(s *snapshot.State) error {
 	for _, slot := range m.bus.slots {
 		b, ok := s.Device(slot.name)
 		if !ok {
-			return &snapshot.Error{Part: part(slot.name), Err: fmt.Errorf("%w: it is missing", snapshot.ErrFormat)}
+			return &snapshot.Error{Part: part(slot.name), Err: fmt.Errorf("%w: it was saved without", snapshot.ErrMismatch)}
 		}
 		if err := slot.transport.Load(b); err != nil {
 			return &snapshot.Error{Part: part(slot.name), Err: err}
+		}
+	}
+	for _, d := range s.Devices {
+		has := slices.ContainsFunc(m.bus.slots, func(slot *slot) bool { return slot.name == d.Name })
+		if !has && d.Name != serialName {
+			return &snapshot.Error{Part: part(d.Name), Err: fmt.Errorf("%w: this machine has no such device", snapshot.ErrMismatch)}
 		}
 	}
 	if m.bus.ports.Serial == nil {

@@ -79,7 +79,10 @@ func (r *ram) written() (*pageSet, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, run := range r.inherited {
+	r.mu.Lock()
+	inherited := r.inherited // nothing changes it: the devices are paused
+	r.mu.Unlock()
+	for _, run := range inherited {
 		for page := run.first; page < run.first+run.n; page++ {
 			set.add(page)
 		}

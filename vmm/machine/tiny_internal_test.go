@@ -46,11 +46,11 @@ var tinyCode = []byte{
 	0x0f, 0x0b, //                                 ud2                   ; without an IDT: a triple fault
 }
 
-// tinyKernel writes the guest's ELF file.
-func tinyKernel(t *testing.T) string {
+// kernelOf writes the ELF file of a guest that consists of code.
+func kernelOf(t *testing.T, code []byte) string {
 	t.Helper()
 	le := binary.LittleEndian
-	b := make([]byte, 0x1000, 0x1000+len(tinyCode))
+	b := make([]byte, 0x1000, 0x1000+len(code))
 	copy(b, "\x7fELF\x02\x01\x01")
 	le.PutUint16(b[16:], 2)  // executable
 	le.PutUint16(b[18:], 62) // x86-64
@@ -62,10 +62,10 @@ func tinyKernel(t *testing.T) string {
 	le.PutUint32(ph, 1) // PT_LOAD
 	le.PutUint64(ph[8:], 0x1000)
 	le.PutUint64(ph[24:], tinyEntry)
-	le.PutUint64(ph[32:], uint64(len(tinyCode)))
-	le.PutUint64(ph[40:], uint64(len(tinyCode)))
+	le.PutUint64(ph[32:], uint64(len(code)))
+	le.PutUint64(ph[40:], uint64(len(code)))
 	path := filepath.Join(t.TempDir(), "tiny")
-	if err := os.WriteFile(path, append(b, tinyCode...), 0o600); err != nil {
+	if err := os.WriteFile(path, append(b, code...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -101,10 +101,13 @@ func testConfig(vcpus int, memory uint64) Config {
 	return Config{VCPUs: vcpus, MemoryBytes: memory, Console: &Console{}}
 }
 
-func bootTiny(t *testing.T, cfg Config) *Machine {
+func bootTiny(t *testing.T, cfg Config) *Machine { return bootCode(t, cfg, tinyCode) }
+
+// bootCode starts a guest that consists of code.
+func bootCode(t *testing.T, cfg Config, code []byte) *Machine {
 	t.Helper()
 	needKVM(t)
-	m, err := Boot(cfg, Kernel{Path: tinyKernel(t)}, zerolog.New(zerolog.NewTestWriter(t)))
+	m, err := Boot(cfg, Kernel{Path: kernelOf(t, code)}, zerolog.New(zerolog.NewTestWriter(t)))
 	if err != nil {
 		t.Fatal(err)
 	}

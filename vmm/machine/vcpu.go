@@ -99,8 +99,13 @@ func (c *vcpu) close() {
 }
 
 // maxAgain bounds how often in a row KVM_RUN may say "again" before that is an error. It does so once for every start-up IPI
-// a waiting vCPU gets, and spuriously while the host creates a helper thread.
+// a waiting vCPU gets, and spuriously, also as ENOMEM, while the host creates a helper thread.
 const maxAgain = 10000
+
+// worthAnother reports whether KVM_RUN may work when it is issued anew, having failed with err for the given time in a row.
+func worthAnother(err error, time int) bool {
+	return (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOMEM)) && time <= maxAgain
+}
 
 // run is the life of a vCPU between start and halt. The result has no Reason if it was halted.
 func (c *vcpu) run(bus *bus) End {
@@ -115,7 +120,7 @@ func (c *vcpu) run(bus *bus) End {
 				return End{}
 			}
 			continue
-		case errors.Is(err, unix.EAGAIN) && again < maxAgain:
+		case worthAnother(err, again+1):
 			again++
 			continue
 		case errors.Is(err, unix.EFAULT):

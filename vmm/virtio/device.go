@@ -1,4 +1,4 @@
-// Package virtio holds the devices a guest sees: block, rng and vsock. Each implements mmio.Device.
+// Package virtio holds the devices a guest sees: block, rng, vsock and balloon. Each implements mmio.Device.
 //
 // Whatever the guest writes is hostile until checked: lengths are bounded, headers are copied before they are read, a request
 // that makes no sense fails alone, and a queue that makes no sense makes its device ask for a reset. Work is done on the
@@ -14,9 +14,10 @@ import (
 
 // Device types (virtio 1.2, section 5).
 const (
-	idBlock = 2
-	idRNG   = 4
-	idVsock = 19
+	idBlock   = 2
+	idRNG     = 4
+	idBalloon = 5
+	idVsock   = 19
 )
 
 // server answers the requests of one queue with a few goroutines, each request on its own: so requests are done in any order.

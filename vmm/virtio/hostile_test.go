@@ -18,6 +18,13 @@ func devices(t testing.TB) map[string]mmio.Device {
 	}
 }
 
+// devicesIn is devices, and those that need to know the memory they are in.
+func devicesIn(t testing.TB, mem *guestmem.Memory) map[string]mmio.Device {
+	all := devices(t)
+	all["balloon"] = NewBalloon(mem, true)
+	return all
+}
+
 // sharedMemory is guest memory that the test changes while the device looks at it, which the race detector must not see.
 func sharedMemory(t testing.TB) *guestmem.Memory {
 	t.Helper()
@@ -63,9 +70,11 @@ func TestBrokenQueueNeedsReset(t *testing.T) {
 			d.publish(queue, 0)
 		}},
 	} {
-		for kind, dev := range devices(t) {
+		mem := sharedMemory(t)
+		for kind, dev := range devicesIn(t, mem) {
 			t.Run(c.name+"/"+kind, func(t *testing.T) {
-				d := start(t, dev)
+				d := newDriver(t, dev, mem)
+				d.init()
 				queue := 0
 				if kind == "vsock" {
 					queue = vsockTX
@@ -108,6 +117,15 @@ func works(t *testing.T, d *driver, kind string) {
 		if _, n := d.wait(0); n != 8 {
 			t.Errorf("%d random bytes", n)
 		}
+	case "balloon":
+		at := guestmem.Addr(d.mem.Size()) - guestmem.PageSize
+		d.check(d.mem.WriteAt([]byte{1}, at))
+		d.add(0, d.in(binary.LittleEndian.AppendUint32(nil, uint32(at/BalloonPage))))
+		d.notify(0)
+		d.wait(0)
+		if got := d.bytes(buffer{at: at, len: 1}); got[0] != 0 {
+			t.Error("a ballooned page is still there")
+		}
 	case "vsock":
 		d.add(vsockRX, d.out(64))
 		h := vsockHeader{srcCID: testCID, dstCID: hostCID, srcPort: 1, dstPort: 2, typ: 1, op: vsockData}
@@ -122,10 +140,11 @@ func works(t *testing.T, d *driver, kind string) {
 
 // Notifications in any number, of any queue, and resets at any moment do no harm.
 func TestNotifyStormAndResetDuringIO(t *testing.T) {
-	for kind, dev := range devices(t) {
+	const size = 256 << 10
+	mem := newMemory(t, size)
+	for kind, dev := range devicesIn(t, mem) {
 		t.Run(kind, func(t *testing.T) {
-			const size = 256 << 10
-			d := newDriver(t, dev, newMemory(t, size))
+			d := newDriver(t, dev, mem)
 			for range 50 {
 				d.queues, d.next = nil, guestmem.PageSize
 				d.init()
@@ -262,8 +281,9 @@ func FuzzDevices(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 1, 1, 1, 1, 1, 1})
 	f.Add([]byte("\x00\x50\x00\x00\x00\x01\x01\x00\x10\xff\xff\xff\x02\x00\x20\x00\x00\x00"))
 	f.Fuzz(func(t *testing.T, script []byte) {
-		for kind, dev := range devices(t) {
-			d := newDriver(t, dev, sharedMemory(t))
+		mem := sharedMemory(t)
+		for kind, dev := range devicesIn(t, mem) {
+			d := newDriver(t, dev, mem)
 			d.init()
 			for queue := range d.queues {
 				d.add(queue, d.in(blockHeader(1, 0)), d.in(pattern(512, 1)), d.out(64))

@@ -40,6 +40,13 @@ type Device interface {
 	Load(state []byte) error
 }
 
+// Selective is a Device some of whose queues exist only with a feature. Without this all queues of QueueSizes must be set up.
+type Selective interface {
+	// QueuesWith says how many queues there are with the negotiated features, the first of those of QueueSizes. The driver may
+	// leave the others alone.
+	QueuesWith(features uint64) int
+}
+
 // Interrupt is how a device reaches its driver. It is safe for concurrent use and never blocks.
 type Interrupt interface {
 	// Used says that a queue has used buffers.

@@ -61,7 +61,7 @@ func (t *Transport) Save() ([]byte, error) {
 	saved := make([]savedQueue, len(t.setups))
 	for i, s := range t.setups {
 		saved[i] = savedQueue{uint64(s.Desc), uint64(s.Avail), uint64(s.Used), s.Size, uint16(flag(s.ready)), 0, 0}
-		if t.queues != nil {
+		if i < len(t.queues) {
 			state := t.queues[i].State()
 			saved[i].LastAvail, saved[i].NextUsed = state.LastAvail, state.NextUsed
 		}
@@ -135,8 +135,8 @@ func (t *Transport) loadActiveLocked(saved []savedQueue, device []byte) error {
 	if err != nil {
 		return err
 	}
-	for i, s := range saved {
-		queues[i].SetState(virtq.State{LastAvail: s.LastAvail, NextUsed: s.NextUsed})
+	for i, q := range queues {
+		q.SetState(virtq.State{LastAvail: saved[i].LastAvail, NextUsed: saved[i].NextUsed})
 	}
 	if err := t.dev.Load(device); err != nil {
 		return err

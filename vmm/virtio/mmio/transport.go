@@ -177,10 +177,14 @@ func (t *Transport) resetLocked() {
 // offered is what the driver may choose from.
 func (t *Transport) offered() uint64 { return t.dev.Features() | FeatureVersion1 | FeatureEventIdx }
 
-// buildLocked makes the queues the driver described. All of a device's queues are required.
+// buildLocked makes the queues the driver described. All that exist with the negotiated features are required.
 func (t *Transport) buildLocked() ([]*virtq.Queue, error) {
-	queues := make([]*virtq.Queue, len(t.setups))
-	for i, s := range t.setups {
+	required := len(t.setups)
+	if d, ok := t.dev.(Selective); ok {
+		required = min(required, d.QueuesWith(t.driverFeatures))
+	}
+	queues := make([]*virtq.Queue, required)
+	for i, s := range t.setups[:required] {
 		if !s.ready {
 			return nil, fmt.Errorf("queue %d was not set up", i)
 		}

@@ -49,6 +49,14 @@ func (c *Chain) WriteAt(p []byte, off uint64) error {
 	})
 }
 
+// Writable calls f for every descriptor the driver takes, with its guest physical address and length in bytes: for a request about
+// the memory itself, not its contents. Neither is checked against RAM.
+func (c *Chain) Writable(f func(addr uint64, n uint32)) {
+	for _, s := range c.writable.segments {
+		f(s.addr, s.len)
+	}
+}
+
 // each calls f for every contiguous piece of the n bytes at off: they are bytes from to to of the n. An address that wraps around is
 // no RAM for any Memory.
 func (p *part) each(off uint64, n int, f func(addr uint64, from, to int) error) error {
