@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 
+	"torpor/vmm/guestmem"
 	"torpor/vmm/virtio/virtq"
 )
 
@@ -35,12 +36,12 @@ var (
 )
 
 // answer does one request. A request without room for a status cannot be answered and is given back as it is.
-func (b *Block) answer(c *virtq.Chain, buf []byte) uint32 {
+func (b *Block) answer(c *virtq.Chain) uint32 {
 	if c.WriteLen() == 0 {
 		return 0
 	}
 	room := c.WriteLen() - 1
-	written, err := b.do(c, room, buf)
+	written, err := b.do(c, room)
 	status := byte(blkOK)
 	switch {
 	case errors.Is(err, errBlkUnsupported):
@@ -55,7 +56,7 @@ func (b *Block) answer(c *virtq.Chain, buf []byte) uint32 {
 }
 
 // do carries out a request and returns how many of the driver's bytes, room of them before the status, it wrote.
-func (b *Block) do(c *virtq.Chain, room uint64, buf []byte) (uint64, error) {
+func (b *Block) do(c *virtq.Chain, room uint64) (uint64, error) {
 	var header [blkHeaderBytes]byte
 	if err := c.ReadAt(header[:], 0); err != nil {
 		return 0, err
@@ -63,9 +64,9 @@ func (b *Block) do(c *virtq.Chain, room uint64, buf []byte) (uint64, error) {
 	sector := binary.LittleEndian.Uint64(header[8:])
 	switch binary.LittleEndian.Uint32(header[0:]) {
 	case blkIn:
-		return b.read(c, sector, room, buf)
+		return b.read(c, sector, room)
 	case blkOut:
-		return 0, b.write(c, sector, buf)
+		return 0, b.write(c, sector)
 	case blkTypeFlush:
 		return 0, b.disk.Flush()
 	case blkGetID:
@@ -74,8 +75,7 @@ func (b *Block) do(c *virtq.Chain, room uint64, buf []byte) (uint64, error) {
 	case blkTypeDiscard:
 		return 0, b.zero(c, 0)
 	case blkTypeWriteZero:
-		const unmap = 1
-		return 0, b.zero(c, unmap)
+		return 0, b.zero(c, blkUnmap)
 	}
 	return 0, errBlkUnsupported
 }
@@ -89,44 +89,63 @@ func (b *Block) span(sector, n, most uint64) (int64, error) {
 	return int64(sector * sectorBytes), nil
 }
 
-func (b *Block) read(c *virtq.Chain, sector, n uint64, buf []byte) (uint64, error) {
+func (b *Block) read(c *virtq.Chain, sector, n uint64) (uint64, error) {
 	at, err := b.span(sector, n, blkMaxBytes)
 	if err != nil {
 		return 0, err
 	}
-	for done := uint64(0); done < n; {
-		piece := buf[:min(uint64(len(buf)), n-done)]
-		if _, err := b.disk.ReadAt(piece, at+int64(done)); err != nil {
-			return done, err
-		}
-		if err := c.WriteAt(piece, done); err != nil {
-			return done, err
-		}
-		done += uint64(len(piece))
+	pieces, release := b.gather()
+	defer release()
+	if pieces, err = c.AppendWritable(pieces, 0); err != nil {
+		return 0, err
+	}
+	if err := b.disk.ReadV(withoutStatus(pieces), at, clearGuest); err != nil {
+		return 0, err
 	}
 	return n, nil
 }
 
-func (b *Block) write(c *virtq.Chain, sector uint64, buf []byte) error {
-	n := c.ReadLen() - blkHeaderBytes
-	at, err := b.span(sector, n, blkMaxBytes)
+func (b *Block) write(c *virtq.Chain, sector uint64) error {
+	at, err := b.span(sector, c.ReadLen()-blkHeaderBytes, blkMaxBytes)
 	if err != nil {
 		return err
 	}
 	if b.readOnly {
 		return errBlkRequest
 	}
-	for done := uint64(0); done < n; {
-		piece := buf[:min(uint64(len(buf)), n-done)]
-		if err := c.ReadAt(piece, blkHeaderBytes+done); err != nil {
-			return err
-		}
-		if _, err := b.disk.WriteAt(piece, at+int64(done)); err != nil {
-			return err
-		}
-		done += uint64(len(piece))
+	pieces, release := b.gather()
+	defer release()
+	if pieces, err = c.AppendReadable(pieces, blkHeaderBytes); err != nil {
+		return err
+	}
+	if err := b.disk.WriteV(pieces, at); err != nil {
+		return err
 	}
 	return b.writeThrough()
+}
+
+// gather returns an empty slice for the pieces of a request, and what gives it back. It is not to hold on to guest memory.
+func (b *Block) gather() (pieces [][]byte, release func()) {
+	p := b.pieces.Get().(*[][]byte)
+	return (*p)[:0], func() {
+		clear((*p)[:cap(*p)])
+		b.pieces.Put(p)
+	}
+}
+
+// withoutStatus takes the last byte of the writable part away: there is one.
+func withoutStatus(pieces [][]byte) [][]byte {
+	last := &pieces[len(pieces)-1]
+	*last = (*last)[:len(*last)-1]
+	return pieces
+}
+
+// clearGuest clears a piece of guest memory.
+func clearGuest(p []byte) error {
+	if !guestmem.Guard(p, func() { clear(p) }) {
+		return guestmem.ErrFault
+	}
+	return nil
 }
 
 // writeThrough makes a write durable for a driver that will not flush.
@@ -137,8 +156,12 @@ func (b *Block) writeThrough() error {
 	return b.disk.Flush()
 }
 
-// zero does a discard or write-zeroes request: ranges of {sector u64, sectors u32, flags u32}, of the given flags only.
-func (b *Block) zero(c *virtq.Chain, flags uint32) error {
+// blkUnmap is the flag of a range that lets write-zeroes give its room back. A discard always does, and has no flags.
+const blkUnmap = 1
+
+// zero does a discard or write-zeroes request: ranges of {sector u64, sectors u32, flags u32}, of which only the given flags
+// are known. All ranges are judged before any is touched.
+func (b *Block) zero(c *virtq.Chain, known uint32) error {
 	if b.readOnly {
 		return errBlkUnsupported
 	}
@@ -146,20 +169,33 @@ func (b *Block) zero(c *virtq.Chain, flags uint32) error {
 	if n == 0 || n%blkRangeBytes != 0 || n > blkMaxRanges*blkRangeBytes {
 		return errBlkRequest
 	}
-	for at := uint64(blkHeaderBytes); at < c.ReadLen(); at += blkRangeBytes {
-		var r [blkRangeBytes]byte
-		if err := c.ReadAt(r[:], at); err != nil {
-			return err
-		}
-		if binary.LittleEndian.Uint32(r[12:])&^flags != 0 {
+	var raw [blkMaxRanges * blkRangeBytes]byte
+	if err := c.ReadAt(raw[:n], blkHeaderBytes); err != nil {
+		return err
+	}
+	type span struct {
+		at, bytes int64
+		zero      func(off, n int64) error
+	}
+	spans := make([]span, 0, blkMaxRanges)
+	for r := raw[:n]; len(r) > 0; r = r[blkRangeBytes:] {
+		flags := binary.LittleEndian.Uint32(r[12:])
+		if flags&^known != 0 {
 			return errBlkUnsupported
 		}
 		bytes := uint64(binary.LittleEndian.Uint32(r[8:])) * sectorBytes
-		off, err := b.span(binary.LittleEndian.Uint64(r[0:]), bytes, blkMaxDiscard*sectorBytes)
+		at, err := b.span(binary.LittleEndian.Uint64(r), bytes, blkMaxDiscard*sectorBytes)
 		if err != nil {
 			return err
 		}
-		if err := b.disk.Discard(off, int64(bytes)); err != nil {
+		one := span{at, int64(bytes), b.disk.Discard}
+		if known != 0 && flags&blkUnmap == 0 {
+			one.zero = b.disk.Zero
+		}
+		spans = append(spans, one)
+	}
+	for _, s := range spans {
+		if err := s.zero(s.at, s.bytes); err != nil {
 			return err
 		}
 	}
