@@ -26,9 +26,20 @@ var ErrOutOfRange = errors.New("access past the end of the disk")
 
 // Files are the open files of a disk.
 type Files struct {
-	Base   *os.File   // raw image, to read; nil: zeros
-	Layers []*os.File // to read; oldest first
-	Top    *os.File   // to read and write; nil makes the disk read-only
+	Base   *os.File   // raw image; nil for zeros
+	Layers []*os.File // read-only, oldest first
+	Top    *os.File   // open for reading and writing: takes the writes; nil for a read-only disk
+}
+
+// Close closes them all.
+func (f Files) Close() error {
+	var errs []error
+	for _, one := range append([]*os.File{f.Base, f.Top}, f.Layers...) {
+		if one != nil {
+			errs = append(errs, one.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Chain is an open disk.
@@ -52,53 +63,40 @@ type Chain struct {
 	failed error
 }
 
-// OpenChain opens a disk by path: base is a raw image ("" for zeros), layers are oldest first, top is the layer that takes the
-// writes ("" for a read-only disk).
-func OpenChain(base string, layers []string, top string) (_ *Chain, err error) {
+// OpenChain opens a disk by the paths of its files, see OpenFiles: base may be "" for zeros, top for a read-only disk.
+func OpenChain(base string, layers []string, top string) (*Chain, error) {
 	var f Files
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("open disk: %w", err), f.close())
-		}
-	}()
+	if err := f.open(base, layers, top); err != nil {
+		return nil, errors.Join(fmt.Errorf("open disk: %w", err), f.Close())
+	}
+	return OpenFiles(f)
+}
+
+func (f *Files) open(base string, layers []string, top string) (err error) {
 	if base != "" {
 		if f.Base, err = os.Open(base); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for _, path := range layers {
-		l, err := os.Open(path)
+		layer, err := os.Open(path)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		f.Layers = append(f.Layers, l)
+		f.Layers = append(f.Layers, layer)
 	}
 	if top != "" {
-		if f.Top, err = os.OpenFile(top, os.O_RDWR, 0); err != nil {
-			return nil, err
-		}
+		f.Top, err = os.OpenFile(top, os.O_RDWR, 0)
 	}
-	all := f
-	f = Files{} // New closes them
-	return New(all)
+	return err
 }
 
-func (f Files) close() error {
-	var errs []error
-	for _, one := range append([]*os.File{f.Base, f.Top}, f.Layers...) {
-		if one != nil {
-			errs = append(errs, one.Close())
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// New makes a disk of open files, which it takes over and closes, also when it fails. All layers must be of one virtual size,
-// at least the base's. The top is locked against other writers.
-func New(f Files) (_ *Chain, err error) {
+// OpenFiles opens a disk. The files are the chain's from the call on, whatever comes of it. All layers must be of one virtual
+// size, at least the base's. ErrInUse (wrapped) says that another process has the top as its own.
+func OpenFiles(f Files) (_ *Chain, err error) {
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, f.close())
+			err = errors.Join(fmt.Errorf("open disk: %w", err), f.Close())
 		}
 	}()
 	c := &Chain{base: f.Base, readOnly: f.Top == nil, writing: newExclusion()}

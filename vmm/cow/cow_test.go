@@ -192,6 +192,30 @@ func TestOpenChainRefuses(t *testing.T) {
 	}
 }
 
+// The files are the chain's whatever comes of it.
+func TestOpenFilesTakesThem(t *testing.T) {
+	for _, fits := range []bool{true, false} {
+		size := int64(1 << 20)
+		f := cow.Files{Base: openRW(t, create(t, block)), Layers: []*os.File{openRW(t, create(t, size))}}
+		if !fits {
+			size *= 2
+		}
+		f.Top = openRW(t, create(t, size))
+		c, err := cow.OpenFiles(f)
+		if (err == nil) != fits {
+			t.Fatalf("fits %v: %v", fits, err)
+		}
+		if fits {
+			check(t, c.Close())
+		}
+		for _, f := range []*os.File{f.Base, f.Layers[0], f.Top} {
+			if err := f.Close(); !errors.Is(err, os.ErrClosed) {
+				t.Errorf("fits %v: %s was left open (%v)", fits, f.Name(), err)
+			}
+		}
+	}
+}
+
 func TestOneWriter(t *testing.T) {
 	path := create(t, 16*block)
 	c := open(t, "", nil, path)
