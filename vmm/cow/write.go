@@ -25,8 +25,14 @@ func (c *Chain) WriteV(bufs [][]byte, off int64) error {
 	defer c.writing.unlock(span)
 	// A block that the top does not have yet is written whole: what the request lacks of it comes from below.
 	before, after := off%BlockSize, span.end()*BlockSize-off-n
+	if before > 0 && c.inTop(span.first) {
+		before = 0
+	}
+	if after > 0 && c.inTop(span.end()-1) {
+		after = 0
+	}
 	if before > 0 || after > 0 {
-		if bufs, before, err = c.complete(bufs, span, before, after); err != nil {
+		if bufs, err = c.complete(bufs, span, before, after); err != nil {
 			return err
 		}
 	}
@@ -51,27 +57,19 @@ func (c *Chain) begin(off, n int64) (blocks, error) {
 	return span, nil
 }
 
-// complete adds to bufs the before bytes of the first block and the after bytes of the last that they lack, where the top does
-// not have that block. It returns the bufs and how many bytes it put before them. Preconditions: span is locked.
-func (c *Chain) complete(bufs [][]byte, span blocks, before, after int64) ([][]byte, int64, error) {
-	var first, last [BlockSize]byte
-	all := make([][]byte, 0, len(bufs)+2)
-	if before > 0 && !c.inTop(span.first) {
-		if _, err := c.ReadAt(first[:before], span.first*BlockSize); err != nil {
-			return nil, 0, err
-		}
-		all = append(all, first[:before])
-	} else {
-		before = 0
+// complete returns bufs with the before bytes that the first block begins with, and the after bytes that the last ends with.
+// Preconditions: span is locked.
+func (c *Chain) complete(bufs [][]byte, span blocks, before, after int64) ([][]byte, error) {
+	edges := make([]byte, before+after)
+	first, last := edges[:before], edges[before:]
+	if _, err := c.ReadAt(first, span.first*BlockSize); err != nil {
+		return nil, err
 	}
-	all = append(all, bufs...)
-	if after > 0 && !c.inTop(span.end()-1) {
-		if _, err := c.ReadAt(last[:after], span.end()*BlockSize-after); err != nil {
-			return nil, 0, err
-		}
-		all = append(all, last[:after])
+	if _, err := c.ReadAt(last, span.end()*BlockSize-after); err != nil {
+		return nil, err
 	}
-	return all, before, nil
+	all := append(make([][]byte, 0, len(bufs)+2), first)
+	return append(append(all, bufs...), last), nil
 }
 
 // inTop reports whether block b is data of the top.

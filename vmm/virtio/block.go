@@ -61,7 +61,7 @@ type Block struct {
 	readOnly bool
 	config   []byte
 	limit    *ratelimit.Limiter // it outlives resets, or a guest could reset it away
-	pieces   sync.Pool          // *[][]byte, for workers to gather requests in
+	requests sync.Pool          // *blkRequest
 
 	features uint64
 	server   *server // nil unless active
@@ -74,7 +74,7 @@ var _ mmio.Device = (*Block)(nil)
 // count. A chain without a writable top is read-only in any case. limit may be nil, and belongs to the disk from then on.
 func NewBlock(chain *cow.Chain, id string, readOnly bool, limit *ratelimit.Limiter) *Block {
 	b := &Block{disk: chain, readOnly: readOnly || chain.ReadOnly(), limit: limit}
-	b.pieces.New = func() any { return new(make([][]byte, 0, blkMaxSegments)) }
+	b.requests.New = func() any { return &blkRequest{pieces: make([][]byte, 0, blkMaxSegments)} }
 	copy(b.id[:], id)
 	b.config = b.makeConfig()
 	return b

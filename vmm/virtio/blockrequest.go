@@ -35,47 +35,63 @@ var (
 	errBlkUnsupported = errors.New("unsupported block request")
 )
 
+// blkRequest is what a worker needs to do a request, kept for the next one.
+type blkRequest struct {
+	*virtq.Chain
+	header [blkHeaderBytes]byte
+	status [1]byte
+	pieces [][]byte // of guest memory
+}
+
 // answer does one request. A request without room for a status cannot be answered and is given back as it is.
 func (b *Block) answer(c *virtq.Chain) uint32 {
 	if c.WriteLen() == 0 {
 		return 0
 	}
+	r := b.requests.Get().(*blkRequest)
+	r.Chain = c
+	defer func() {
+		r.Chain = nil
+		clear(r.pieces[:cap(r.pieces)]) // it is not to hold on to guest memory
+		r.pieces = r.pieces[:0]
+		b.requests.Put(r)
+	}()
 	room := c.WriteLen() - 1
-	written, err := b.do(c, room)
-	status := byte(blkOK)
+	written, err := b.do(r, room)
 	switch {
+	case err == nil:
+		r.status[0] = blkOK
 	case errors.Is(err, errBlkUnsupported):
-		status = blkUnsupported
-	case err != nil:
-		status = blkIOError
+		r.status[0] = blkUnsupported
+	default:
+		r.status[0] = blkIOError
 	}
-	if c.WriteAt([]byte{status}, room) != nil || written != room {
+	if c.WriteAt(r.status[:], room) != nil || written != room {
 		return uint32(written)
 	}
 	return uint32(room + 1)
 }
 
 // do carries out a request and returns how many of the driver's bytes, room of them before the status, it wrote.
-func (b *Block) do(c *virtq.Chain, room uint64) (uint64, error) {
-	var header [blkHeaderBytes]byte
-	if err := c.ReadAt(header[:], 0); err != nil {
+func (b *Block) do(r *blkRequest, room uint64) (uint64, error) {
+	if err := r.ReadAt(r.header[:], 0); err != nil {
 		return 0, err
 	}
-	sector := binary.LittleEndian.Uint64(header[8:])
-	switch binary.LittleEndian.Uint32(header[0:]) {
+	sector := binary.LittleEndian.Uint64(r.header[8:])
+	switch binary.LittleEndian.Uint32(r.header[0:]) {
 	case blkIn:
-		return b.read(c, sector, room)
+		return b.read(r, sector, room)
 	case blkOut:
-		return 0, b.write(c, sector)
+		return 0, b.write(r, sector)
 	case blkTypeFlush:
 		return 0, b.disk.Flush()
 	case blkGetID:
 		n := min(room, blkIDBytes)
-		return n, c.WriteAt(b.id[:n], 0)
+		return n, r.WriteAt(b.id[:n], 0)
 	case blkTypeDiscard:
-		return 0, b.zero(c, 0)
+		return 0, b.zero(r.Chain, 0)
 	case blkTypeWriteZero:
-		return 0, b.zero(c, blkUnmap)
+		return 0, b.zero(r.Chain, blkUnmap)
 	}
 	return 0, errBlkUnsupported
 }
@@ -89,48 +105,35 @@ func (b *Block) span(sector, n, most uint64) (int64, error) {
 	return int64(sector * sectorBytes), nil
 }
 
-func (b *Block) read(c *virtq.Chain, sector, n uint64) (uint64, error) {
+func (b *Block) read(r *blkRequest, sector, n uint64) (uint64, error) {
 	at, err := b.span(sector, n, blkMaxBytes)
 	if err != nil {
 		return 0, err
 	}
-	pieces, release := b.gather()
-	defer release()
-	if pieces, err = c.AppendWritable(pieces, 0); err != nil {
+	if r.pieces, err = r.AppendWritable(r.pieces, 0); err != nil {
 		return 0, err
 	}
-	if err := b.disk.ReadV(withoutStatus(pieces), at, clearGuest); err != nil {
+	if err := b.disk.ReadV(withoutStatus(r.pieces), at, clearGuest); err != nil {
 		return 0, err
 	}
 	return n, nil
 }
 
-func (b *Block) write(c *virtq.Chain, sector uint64) error {
-	at, err := b.span(sector, c.ReadLen()-blkHeaderBytes, blkMaxBytes)
+func (b *Block) write(r *blkRequest, sector uint64) error {
+	at, err := b.span(sector, r.ReadLen()-blkHeaderBytes, blkMaxBytes)
 	if err != nil {
 		return err
 	}
 	if b.readOnly {
 		return errBlkRequest
 	}
-	pieces, release := b.gather()
-	defer release()
-	if pieces, err = c.AppendReadable(pieces, blkHeaderBytes); err != nil {
+	if r.pieces, err = r.AppendReadable(r.pieces, blkHeaderBytes); err != nil {
 		return err
 	}
-	if err := b.disk.WriteV(pieces, at); err != nil {
+	if err := b.disk.WriteV(r.pieces, at); err != nil {
 		return err
 	}
 	return b.writeThrough()
-}
-
-// gather returns an empty slice for the pieces of a request, and what gives it back. It is not to hold on to guest memory.
-func (b *Block) gather() (pieces [][]byte, release func()) {
-	p := b.pieces.Get().(*[][]byte)
-	return (*p)[:0], func() {
-		clear((*p)[:cap(*p)])
-		b.pieces.Put(p)
-	}
 }
 
 // withoutStatus takes the last byte of the writable part away: there is one.
