@@ -156,6 +156,7 @@ type Disk struct {
 	Base          string                 `protobuf:"bytes,2,opt,name=base,proto3" json:"base,omitempty"`     // raw image
 	Layers        []string               `protobuf:"bytes,3,rep,name=layers,proto3" json:"layers,omitempty"` // read-only layers (vmm/cow), oldest first
 	Top           string                 `protobuf:"bytes,4,opt,name=top,proto3" json:"top,omitempty"`       // writable layer, must exist; empty makes the disk read-only
+	Limit         *RateLimit             `protobuf:"bytes,5,opt,name=limit,proto3" json:"limit,omitempty"`   // absent: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -218,6 +219,127 @@ func (x *Disk) GetTop() string {
 	return ""
 }
 
+func (x *Disk) GetLimit() *RateLimit {
+	if x != nil {
+		return x.Limit
+	}
+	return nil
+}
+
+// RateLimit bounds what a device does for its guest. A bucket that is absent bounds nothing.
+type RateLimit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ops           *Bucket                `protobuf:"bytes,1,opt,name=ops,proto3" json:"ops,omitempty"`     // requests
+	Bytes         *Bucket                `protobuf:"bytes,2,opt,name=bytes,proto3" json:"bytes,omitempty"` // bytes moved
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RateLimit) Reset() {
+	*x = RateLimit{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RateLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RateLimit) ProtoMessage() {}
+
+func (x *RateLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RateLimit.ProtoReflect.Descriptor instead.
+func (*RateLimit) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RateLimit) GetOps() *Bucket {
+	if x != nil {
+		return x.Ops
+	}
+	return nil
+}
+
+func (x *RateLimit) GetBytes() *Bucket {
+	if x != nil {
+		return x.Bytes
+	}
+	return nil
+}
+
+// Bucket is a token bucket: full at first, filled from empty in refill_ns, and a burst on top once.
+type Bucket struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Size          uint64                 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`                         // tokens, at most 2^48
+	Burst         uint64                 `protobuf:"varint,2,opt,name=burst,proto3" json:"burst,omitempty"`                       // tokens, at most 2^48
+	RefillNs      uint64                 `protobuf:"varint,3,opt,name=refill_ns,json=refillNs,proto3" json:"refill_ns,omitempty"` // at most a day
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Bucket) Reset() {
+	*x = Bucket{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Bucket) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Bucket) ProtoMessage() {}
+
+func (x *Bucket) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Bucket.ProtoReflect.Descriptor instead.
+func (*Bucket) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Bucket) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Bucket) GetBurst() uint64 {
+	if x != nil {
+		return x.Burst
+	}
+	return 0
+}
+
+func (x *Bucket) GetRefillNs() uint64 {
+	if x != nil {
+		return x.RefillNs
+	}
+	return 0
+}
+
 type Vsock struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cid           uint64                 `protobuf:"varint,1,opt,name=cid,proto3" json:"cid,omitempty"`      // guest CID, >= 3
@@ -228,7 +350,7 @@ type Vsock struct {
 
 func (x *Vsock) Reset() {
 	*x = Vsock{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -240,7 +362,7 @@ func (x *Vsock) String() string {
 func (*Vsock) ProtoMessage() {}
 
 func (x *Vsock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -253,7 +375,7 @@ func (x *Vsock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Vsock.ProtoReflect.Descriptor instead.
 func (*Vsock) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{2}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Vsock) GetCid() uint64 {
@@ -281,7 +403,7 @@ type Console struct {
 
 func (x *Console) Reset() {
 	*x = Console{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -293,7 +415,7 @@ func (x *Console) String() string {
 func (*Console) ProtoMessage() {}
 
 func (x *Console) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -306,7 +428,7 @@ func (x *Console) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Console.ProtoReflect.Descriptor instead.
 func (*Console) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{3}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Console) GetEnabled() bool {
@@ -342,7 +464,7 @@ type BootRequest struct {
 
 func (x *BootRequest) Reset() {
 	*x = BootRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -354,7 +476,7 @@ func (x *BootRequest) String() string {
 func (*BootRequest) ProtoMessage() {}
 
 func (x *BootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -367,7 +489,7 @@ func (x *BootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootRequest.ProtoReflect.Descriptor instead.
 func (*BootRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{4}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *BootRequest) GetMachine() *Machine {
@@ -406,7 +528,7 @@ type BootResponse struct {
 
 func (x *BootResponse) Reset() {
 	*x = BootResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +540,7 @@ func (x *BootResponse) String() string {
 func (*BootResponse) ProtoMessage() {}
 
 func (x *BootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +553,7 @@ func (x *BootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootResponse.ProtoReflect.Descriptor instead.
 func (*BootResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{5}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
 }
 
 type RestoreRequest struct {
@@ -447,7 +569,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -459,7 +581,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -472,7 +594,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{6}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RestoreRequest) GetMachine() *Machine {
@@ -521,7 +643,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +655,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +668,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RestoreResponse) GetPhaseOpenUs() uint64 {
@@ -578,7 +700,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -590,7 +712,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -603,7 +725,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
 }
 
 type PauseResponse struct {
@@ -614,7 +736,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +748,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +761,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
 }
 
 type ResumeRequest struct {
@@ -650,7 +772,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -662,7 +784,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -675,7 +797,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
 }
 
 type ResumeResponse struct {
@@ -686,7 +808,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -698,7 +820,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -711,7 +833,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
 }
 
 type SaveRequest struct {
@@ -725,7 +847,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -737,7 +859,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -750,7 +872,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SaveRequest) GetKind() SaveKind {
@@ -787,7 +909,7 @@ type SaveResponse struct {
 
 func (x *SaveResponse) Reset() {
 	*x = SaveResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +921,7 @@ func (x *SaveResponse) String() string {
 func (*SaveResponse) ProtoMessage() {}
 
 func (x *SaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +934,7 @@ func (x *SaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
 func (*SaveResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SaveResponse) GetStateBytes() uint64 {
@@ -858,7 +980,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +992,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +1005,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
 }
 
 type StatusResponse struct {
@@ -901,7 +1023,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1035,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1048,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StatusResponse) GetState() string {
@@ -986,7 +1108,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1120,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1133,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
 }
 
 type WaitResponse struct {
@@ -1025,7 +1147,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1159,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1172,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WaitResponse) GetReason() string {
@@ -1082,7 +1204,7 @@ type QuitRequest struct {
 
 func (x *QuitRequest) Reset() {
 	*x = QuitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1216,7 @@ func (x *QuitRequest) String() string {
 func (*QuitRequest) ProtoMessage() {}
 
 func (x *QuitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1229,7 @@ func (x *QuitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitRequest.ProtoReflect.Descriptor instead.
 func (*QuitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
 }
 
 type QuitResponse struct {
@@ -1118,7 +1240,7 @@ type QuitResponse struct {
 
 func (x *QuitResponse) Reset() {
 	*x = QuitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1130,7 +1252,7 @@ func (x *QuitResponse) String() string {
 func (*QuitResponse) ProtoMessage() {}
 
 func (x *QuitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1143,7 +1265,7 @@ func (x *QuitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitResponse.ProtoReflect.Descriptor instead.
 func (*QuitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
 }
 
 var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
@@ -1157,12 +1279,20 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12&\n" +
 	"\x05disks\x18\x03 \x03(\v2\x10.torpor.vmm.DiskR\x05disks\x12'\n" +
 	"\x05vsock\x18\x04 \x01(\v2\x11.torpor.vmm.VsockR\x05vsock\x12-\n" +
-	"\aconsole\x18\x05 \x01(\v2\x13.torpor.vmm.ConsoleR\aconsole\"T\n" +
+	"\aconsole\x18\x05 \x01(\v2\x13.torpor.vmm.ConsoleR\aconsole\"\x81\x01\n" +
 	"\x04Disk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\tR\x04base\x12\x16\n" +
 	"\x06layers\x18\x03 \x03(\tR\x06layers\x12\x10\n" +
-	"\x03top\x18\x04 \x01(\tR\x03top\"1\n" +
+	"\x03top\x18\x04 \x01(\tR\x03top\x12+\n" +
+	"\x05limit\x18\x05 \x01(\v2\x15.torpor.vmm.RateLimitR\x05limit\"[\n" +
+	"\tRateLimit\x12$\n" +
+	"\x03ops\x18\x01 \x01(\v2\x12.torpor.vmm.BucketR\x03ops\x12(\n" +
+	"\x05bytes\x18\x02 \x01(\v2\x12.torpor.vmm.BucketR\x05bytes\"O\n" +
+	"\x06Bucket\x12\x12\n" +
+	"\x04size\x18\x01 \x01(\x04R\x04size\x12\x14\n" +
+	"\x05burst\x18\x02 \x01(\x04R\x05burst\x12\x1b\n" +
+	"\trefill_ns\x18\x03 \x01(\x04R\brefillNs\"1\n" +
 	"\x05Vsock\x12\x10\n" +
 	"\x03cid\x18\x01 \x01(\x04R\x03cid\x12\x16\n" +
 	"\x06socket\x18\x02 \x01(\tR\x06socket\"R\n" +
@@ -1253,58 +1383,63 @@ func file_api_vmmpb_vmm_proto_rawDescGZIP() []byte {
 }
 
 var file_api_vmmpb_vmm_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_api_vmmpb_vmm_proto_goTypes = []any{
 	(SaveKind)(0),           // 0: torpor.vmm.SaveKind
 	(*Machine)(nil),         // 1: torpor.vmm.Machine
 	(*Disk)(nil),            // 2: torpor.vmm.Disk
-	(*Vsock)(nil),           // 3: torpor.vmm.Vsock
-	(*Console)(nil),         // 4: torpor.vmm.Console
-	(*BootRequest)(nil),     // 5: torpor.vmm.BootRequest
-	(*BootResponse)(nil),    // 6: torpor.vmm.BootResponse
-	(*RestoreRequest)(nil),  // 7: torpor.vmm.RestoreRequest
-	(*RestoreResponse)(nil), // 8: torpor.vmm.RestoreResponse
-	(*PauseRequest)(nil),    // 9: torpor.vmm.PauseRequest
-	(*PauseResponse)(nil),   // 10: torpor.vmm.PauseResponse
-	(*ResumeRequest)(nil),   // 11: torpor.vmm.ResumeRequest
-	(*ResumeResponse)(nil),  // 12: torpor.vmm.ResumeResponse
-	(*SaveRequest)(nil),     // 13: torpor.vmm.SaveRequest
-	(*SaveResponse)(nil),    // 14: torpor.vmm.SaveResponse
-	(*StatusRequest)(nil),   // 15: torpor.vmm.StatusRequest
-	(*StatusResponse)(nil),  // 16: torpor.vmm.StatusResponse
-	(*WaitRequest)(nil),     // 17: torpor.vmm.WaitRequest
-	(*WaitResponse)(nil),    // 18: torpor.vmm.WaitResponse
-	(*QuitRequest)(nil),     // 19: torpor.vmm.QuitRequest
-	(*QuitResponse)(nil),    // 20: torpor.vmm.QuitResponse
+	(*RateLimit)(nil),       // 3: torpor.vmm.RateLimit
+	(*Bucket)(nil),          // 4: torpor.vmm.Bucket
+	(*Vsock)(nil),           // 5: torpor.vmm.Vsock
+	(*Console)(nil),         // 6: torpor.vmm.Console
+	(*BootRequest)(nil),     // 7: torpor.vmm.BootRequest
+	(*BootResponse)(nil),    // 8: torpor.vmm.BootResponse
+	(*RestoreRequest)(nil),  // 9: torpor.vmm.RestoreRequest
+	(*RestoreResponse)(nil), // 10: torpor.vmm.RestoreResponse
+	(*PauseRequest)(nil),    // 11: torpor.vmm.PauseRequest
+	(*PauseResponse)(nil),   // 12: torpor.vmm.PauseResponse
+	(*ResumeRequest)(nil),   // 13: torpor.vmm.ResumeRequest
+	(*ResumeResponse)(nil),  // 14: torpor.vmm.ResumeResponse
+	(*SaveRequest)(nil),     // 15: torpor.vmm.SaveRequest
+	(*SaveResponse)(nil),    // 16: torpor.vmm.SaveResponse
+	(*StatusRequest)(nil),   // 17: torpor.vmm.StatusRequest
+	(*StatusResponse)(nil),  // 18: torpor.vmm.StatusResponse
+	(*WaitRequest)(nil),     // 19: torpor.vmm.WaitRequest
+	(*WaitResponse)(nil),    // 20: torpor.vmm.WaitResponse
+	(*QuitRequest)(nil),     // 21: torpor.vmm.QuitRequest
+	(*QuitResponse)(nil),    // 22: torpor.vmm.QuitResponse
 }
 var file_api_vmmpb_vmm_proto_depIdxs = []int32{
 	2,  // 0: torpor.vmm.Machine.disks:type_name -> torpor.vmm.Disk
-	3,  // 1: torpor.vmm.Machine.vsock:type_name -> torpor.vmm.Vsock
-	4,  // 2: torpor.vmm.Machine.console:type_name -> torpor.vmm.Console
-	1,  // 3: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
-	1,  // 4: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
-	0,  // 5: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
-	5,  // 6: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
-	7,  // 7: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
-	9,  // 8: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
-	11, // 9: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
-	13, // 10: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
-	15, // 11: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
-	17, // 12: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
-	19, // 13: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
-	6,  // 14: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
-	8,  // 15: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
-	10, // 16: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
-	12, // 17: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
-	14, // 18: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
-	16, // 19: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
-	18, // 20: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
-	20, // 21: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
-	14, // [14:22] is the sub-list for method output_type
-	6,  // [6:14] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	5,  // 1: torpor.vmm.Machine.vsock:type_name -> torpor.vmm.Vsock
+	6,  // 2: torpor.vmm.Machine.console:type_name -> torpor.vmm.Console
+	3,  // 3: torpor.vmm.Disk.limit:type_name -> torpor.vmm.RateLimit
+	4,  // 4: torpor.vmm.RateLimit.ops:type_name -> torpor.vmm.Bucket
+	4,  // 5: torpor.vmm.RateLimit.bytes:type_name -> torpor.vmm.Bucket
+	1,  // 6: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
+	1,  // 7: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
+	0,  // 8: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
+	7,  // 9: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
+	9,  // 10: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
+	11, // 11: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
+	13, // 12: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
+	15, // 13: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
+	17, // 14: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
+	19, // 15: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
+	21, // 16: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
+	8,  // 17: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
+	10, // 18: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
+	12, // 19: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
+	14, // 20: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
+	16, // 21: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
+	18, // 22: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
+	20, // 23: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
+	22, // 24: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
+	17, // [17:25] is the sub-list for method output_type
+	9,  // [9:17] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_api_vmmpb_vmm_proto_init() }
@@ -1318,7 +1453,7 @@ func file_api_vmmpb_vmm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_vmmpb_vmm_proto_rawDesc), len(file_api_vmmpb_vmm_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   20,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

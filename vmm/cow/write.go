@@ -162,6 +162,9 @@ func (c *Chain) freeze(next *layer) error {
 	}
 	c.flushing.Lock()
 	defer c.flushing.Unlock()
+	if err := c.flush(); err != nil { // most of it while writes go on
+		return err
+	}
 	whole := blocks{0, c.size / BlockSize}
 	c.writing.lock(whole)
 	defer c.writing.unlock(whole)
