@@ -31,7 +31,7 @@ func (g *guest) script(t *testing.T, script string) string {
 	defer cancel()
 	noStdin := false
 	req := connect.NewRequest(&envd.StartRequest{
-		Process: &envd.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-c", script}}, Stdin: &noStdin,
+		Process: &envd.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-c", "PATH=$PATH:/usr/sbin\n" + script}}, Stdin: &noStdin,
 	})
 	req.Header().Set("Authorization", "Basic cm9vdDo=") // root, without a password
 	stream, err := envdconnect.NewProcessClient(client, "http://guest", connect.WithProtoJSON()).Start(ctx, req)
