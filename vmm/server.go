@@ -214,7 +214,7 @@ func (s *server) Quit(context.Context, *vmmpb.QuitRequest) (*vmmpb.QuitResponse,
 func config(m *vmmpb.Machine) machine.Config {
 	c := machine.Config{VCPUs: int(m.GetVcpus()), MemoryBytes: m.GetMemoryBytes(), CPUTemplate: m.GetCpuTemplate()}
 	for _, d := range m.GetDisks() {
-		c.Disks = append(c.Disks, machine.Disk{ID: d.GetId(), Base: d.GetBase(), Layers: d.GetLayers(), Top: d.GetTop()})
+		c.Disks = append(c.Disks, machine.Disk{ID: d.GetId(), Base: d.GetBase(), Layers: d.GetLayers(), Top: d.GetTop(), Limit: limit(d.GetLimit())})
 	}
 	if v := m.GetVsock(); v != nil {
 		c.Vsock = &machine.Vsock{CID: v.GetCid(), Socket: v.GetSocket()}

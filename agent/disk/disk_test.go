@@ -27,8 +27,22 @@ func write(t *testing.T, path string, below []string, off int64, b byte) {
 	if _, err := chain.WriteAt(bytes.Repeat([]byte{b}, 4096), off); err != nil {
 		t.Fatal(err)
 	}
-	if err := chain.Close(); err != nil {
+	if err := errors.Join(chain.Flush(), chain.Close()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestSealedLayerIsVerified(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "1.layer")
+	write(t, path, nil, 0, 'a')
+	if err := (disk.Layers{}).Seal(t.Context(), path); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := cow.Inspect(path); err != nil || !info.Sealed || info.DataBlocks != 1 {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if err := cow.Verify(path); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -52,7 +66,8 @@ func TestMergedLayerReadsAsTheChain(t *testing.T) {
 		}
 		return all
 	}
-	if !bytes.Equal(read(one, two), read(merged)) {
+	got := read(merged)
+	if !bytes.Equal(read(one, two), got) || got[0] != 'a' || got[8192] != 'b' {
 		t.Error("the merged layer reads otherwise")
 	}
 }

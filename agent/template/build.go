@@ -22,6 +22,7 @@ type Builder struct {
 	VMMs   *vmproc.Supervisor
 	Layers interface {
 		Create(path string, virtualSize uint64) error
+		Seal(ctx context.Context, path string) error
 	}
 	Budgets timing.Budgets
 }
@@ -43,7 +44,11 @@ func (b *Builder) Build(ctx context.Context, job Job) (err error) {
 	if err := b.bootAndSave(ctx, vm, job); err != nil {
 		return fmt.Errorf("build template from image %s: %w; see %s", job.Image.ShortDigest(), err, job.Console)
 	}
-	return b.stop(ctx, vm)
+	if err := b.stop(ctx, vm); err != nil {
+		return err
+	}
+	// Every sandbox of the template reads this layer, for as long as there is one.
+	return b.Layers.Seal(ctx, job.Draft.Path(layerFile))
 }
 
 func (b *Builder) start(ctx context.Context, job Job) (*vmproc.Process, error) {

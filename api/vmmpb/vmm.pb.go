@@ -172,6 +172,7 @@ type Disk struct {
 	Base          string                 `protobuf:"bytes,2,opt,name=base,proto3" json:"base,omitempty"`     // raw image
 	Layers        []string               `protobuf:"bytes,3,rep,name=layers,proto3" json:"layers,omitempty"` // read-only layers (vmm/cow), oldest first
 	Top           string                 `protobuf:"bytes,4,opt,name=top,proto3" json:"top,omitempty"`       // writable layer, must exist; empty makes the disk read-only
+	Limit         *RateLimit             `protobuf:"bytes,5,opt,name=limit,proto3" json:"limit,omitempty"`   // absent: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -234,6 +235,127 @@ func (x *Disk) GetTop() string {
 	return ""
 }
 
+func (x *Disk) GetLimit() *RateLimit {
+	if x != nil {
+		return x.Limit
+	}
+	return nil
+}
+
+// RateLimit bounds what a device does for its guest. A bucket that is absent bounds nothing.
+type RateLimit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ops           *Bucket                `protobuf:"bytes,1,opt,name=ops,proto3" json:"ops,omitempty"`     // requests
+	Bytes         *Bucket                `protobuf:"bytes,2,opt,name=bytes,proto3" json:"bytes,omitempty"` // bytes moved
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RateLimit) Reset() {
+	*x = RateLimit{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RateLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RateLimit) ProtoMessage() {}
+
+func (x *RateLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RateLimit.ProtoReflect.Descriptor instead.
+func (*RateLimit) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RateLimit) GetOps() *Bucket {
+	if x != nil {
+		return x.Ops
+	}
+	return nil
+}
+
+func (x *RateLimit) GetBytes() *Bucket {
+	if x != nil {
+		return x.Bytes
+	}
+	return nil
+}
+
+// Bucket is a token bucket: full at first, filled from empty in refill_ns, and a burst on top once.
+type Bucket struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Size          uint64                 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`                         // tokens, at most 2^48
+	Burst         uint64                 `protobuf:"varint,2,opt,name=burst,proto3" json:"burst,omitempty"`                       // tokens, at most 2^48
+	RefillNs      uint64                 `protobuf:"varint,3,opt,name=refill_ns,json=refillNs,proto3" json:"refill_ns,omitempty"` // at most a day
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Bucket) Reset() {
+	*x = Bucket{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Bucket) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Bucket) ProtoMessage() {}
+
+func (x *Bucket) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Bucket.ProtoReflect.Descriptor instead.
+func (*Bucket) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Bucket) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Bucket) GetBurst() uint64 {
+	if x != nil {
+		return x.Burst
+	}
+	return 0
+}
+
+func (x *Bucket) GetRefillNs() uint64 {
+	if x != nil {
+		return x.RefillNs
+	}
+	return 0
+}
+
 type Vsock struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cid           uint64                 `protobuf:"varint,1,opt,name=cid,proto3" json:"cid,omitempty"`      // guest CID, >= 3
@@ -244,7 +366,7 @@ type Vsock struct {
 
 func (x *Vsock) Reset() {
 	*x = Vsock{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -256,7 +378,7 @@ func (x *Vsock) String() string {
 func (*Vsock) ProtoMessage() {}
 
 func (x *Vsock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -269,7 +391,7 @@ func (x *Vsock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Vsock.ProtoReflect.Descriptor instead.
 func (*Vsock) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{2}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Vsock) GetCid() uint64 {
@@ -297,7 +419,7 @@ type Console struct {
 
 func (x *Console) Reset() {
 	*x = Console{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -309,7 +431,7 @@ func (x *Console) String() string {
 func (*Console) ProtoMessage() {}
 
 func (x *Console) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -322,7 +444,7 @@ func (x *Console) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Console.ProtoReflect.Descriptor instead.
 func (*Console) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{3}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Console) GetEnabled() bool {
@@ -356,7 +478,7 @@ type Balloon struct {
 
 func (x *Balloon) Reset() {
 	*x = Balloon{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -368,7 +490,7 @@ func (x *Balloon) String() string {
 func (*Balloon) ProtoMessage() {}
 
 func (x *Balloon) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -381,7 +503,7 @@ func (x *Balloon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Balloon.ProtoReflect.Descriptor instead.
 func (*Balloon) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{4}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Balloon) GetReporting() bool {
@@ -403,7 +525,7 @@ type BootRequest struct {
 
 func (x *BootRequest) Reset() {
 	*x = BootRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -415,7 +537,7 @@ func (x *BootRequest) String() string {
 func (*BootRequest) ProtoMessage() {}
 
 func (x *BootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -428,7 +550,7 @@ func (x *BootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootRequest.ProtoReflect.Descriptor instead.
 func (*BootRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{5}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BootRequest) GetMachine() *Machine {
@@ -467,7 +589,7 @@ type BootResponse struct {
 
 func (x *BootResponse) Reset() {
 	*x = BootResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -479,7 +601,7 @@ func (x *BootResponse) String() string {
 func (*BootResponse) ProtoMessage() {}
 
 func (x *BootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -492,7 +614,7 @@ func (x *BootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootResponse.ProtoReflect.Descriptor instead.
 func (*BootResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{6}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
 }
 
 type RestoreRequest struct {
@@ -508,7 +630,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -520,7 +642,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -533,7 +655,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RestoreRequest) GetMachine() *Machine {
@@ -582,7 +704,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -594,7 +716,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -607,7 +729,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RestoreResponse) GetPhaseOpenUs() uint64 {
@@ -639,7 +761,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +773,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +786,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
 }
 
 type PauseResponse struct {
@@ -675,7 +797,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +809,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +822,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
 }
 
 type ResumeRequest struct {
@@ -711,7 +833,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +845,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +858,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
 }
 
 type ResumeResponse struct {
@@ -747,7 +869,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +881,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -772,7 +894,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
 }
 
 type SaveRequest struct {
@@ -786,7 +908,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -798,7 +920,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -811,7 +933,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SaveRequest) GetKind() SaveKind {
@@ -848,7 +970,7 @@ type SaveResponse struct {
 
 func (x *SaveResponse) Reset() {
 	*x = SaveResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -860,7 +982,7 @@ func (x *SaveResponse) String() string {
 func (*SaveResponse) ProtoMessage() {}
 
 func (x *SaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -873,7 +995,7 @@ func (x *SaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
 func (*SaveResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SaveResponse) GetStateBytes() uint64 {
@@ -920,7 +1042,7 @@ type SetBalloonRequest struct {
 
 func (x *SetBalloonRequest) Reset() {
 	*x = SetBalloonRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +1054,7 @@ func (x *SetBalloonRequest) String() string {
 func (*SetBalloonRequest) ProtoMessage() {}
 
 func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1067,7 @@ func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBalloonRequest.ProtoReflect.Descriptor instead.
 func (*SetBalloonRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetBalloonRequest) GetTargetBytes() uint64 {
@@ -963,7 +1085,7 @@ type SetBalloonResponse struct {
 
 func (x *SetBalloonResponse) Reset() {
 	*x = SetBalloonResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -975,7 +1097,7 @@ func (x *SetBalloonResponse) String() string {
 func (*SetBalloonResponse) ProtoMessage() {}
 
 func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -988,7 +1110,7 @@ func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBalloonResponse.ProtoReflect.Descriptor instead.
 func (*SetBalloonResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
 }
 
 type BalloonStatsRequest struct {
@@ -1000,7 +1122,7 @@ type BalloonStatsRequest struct {
 
 func (x *BalloonStatsRequest) Reset() {
 	*x = BalloonStatsRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1134,7 @@ func (x *BalloonStatsRequest) String() string {
 func (*BalloonStatsRequest) ProtoMessage() {}
 
 func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1147,7 @@ func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonStatsRequest.ProtoReflect.Descriptor instead.
 func (*BalloonStatsRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BalloonStatsRequest) GetWaitMs() uint32 {
@@ -1044,7 +1166,7 @@ type BalloonStatsResponse struct {
 
 func (x *BalloonStatsResponse) Reset() {
 	*x = BalloonStatsResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1056,7 +1178,7 @@ func (x *BalloonStatsResponse) String() string {
 func (*BalloonStatsResponse) ProtoMessage() {}
 
 func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1069,7 +1191,7 @@ func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonStatsResponse.ProtoReflect.Descriptor instead.
 func (*BalloonStatsResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BalloonStatsResponse) GetBalloon() *BalloonState {
@@ -1093,7 +1215,7 @@ type BalloonState struct {
 
 func (x *BalloonState) Reset() {
 	*x = BalloonState{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1227,7 @@ func (x *BalloonState) String() string {
 func (*BalloonState) ProtoMessage() {}
 
 func (x *BalloonState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1240,7 @@ func (x *BalloonState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonState.ProtoReflect.Descriptor instead.
 func (*BalloonState) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BalloonState) GetTargetBytes() uint64 {
@@ -1164,7 +1286,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1298,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1311,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
 }
 
 type StatusResponse struct {
@@ -1208,7 +1330,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +1342,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1233,7 +1355,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StatusResponse) GetState() string {
@@ -1300,7 +1422,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1434,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1447,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
 }
 
 type WaitResponse struct {
@@ -1339,7 +1461,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1473,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1486,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WaitResponse) GetReason() string {
@@ -1396,7 +1518,7 @@ type QuitRequest struct {
 
 func (x *QuitRequest) Reset() {
 	*x = QuitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1408,7 +1530,7 @@ func (x *QuitRequest) String() string {
 func (*QuitRequest) ProtoMessage() {}
 
 func (x *QuitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1421,7 +1543,7 @@ func (x *QuitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitRequest.ProtoReflect.Descriptor instead.
 func (*QuitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{26}
 }
 
 type QuitResponse struct {
@@ -1432,7 +1554,7 @@ type QuitResponse struct {
 
 func (x *QuitResponse) Reset() {
 	*x = QuitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1444,7 +1566,7 @@ func (x *QuitResponse) String() string {
 func (*QuitResponse) ProtoMessage() {}
 
 func (x *QuitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1457,7 +1579,7 @@ func (x *QuitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitResponse.ProtoReflect.Descriptor instead.
 func (*QuitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{27}
 }
 
 var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
@@ -1474,12 +1596,20 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\aconsole\x18\x05 \x01(\v2\x13.torpor.vmm.ConsoleR\aconsole\x12!\n" +
 	"\fcpu_template\x18\n" +
 	" \x01(\tR\vcpuTemplate\x12-\n" +
-	"\aballoon\x18\a \x01(\v2\x13.torpor.vmm.BalloonR\aballoon\"T\n" +
+	"\aballoon\x18\a \x01(\v2\x13.torpor.vmm.BalloonR\aballoon\"\x81\x01\n" +
 	"\x04Disk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\tR\x04base\x12\x16\n" +
 	"\x06layers\x18\x03 \x03(\tR\x06layers\x12\x10\n" +
-	"\x03top\x18\x04 \x01(\tR\x03top\"1\n" +
+	"\x03top\x18\x04 \x01(\tR\x03top\x12+\n" +
+	"\x05limit\x18\x05 \x01(\v2\x15.torpor.vmm.RateLimitR\x05limit\"[\n" +
+	"\tRateLimit\x12$\n" +
+	"\x03ops\x18\x01 \x01(\v2\x12.torpor.vmm.BucketR\x03ops\x12(\n" +
+	"\x05bytes\x18\x02 \x01(\v2\x12.torpor.vmm.BucketR\x05bytes\"O\n" +
+	"\x06Bucket\x12\x12\n" +
+	"\x04size\x18\x01 \x01(\x04R\x04size\x12\x14\n" +
+	"\x05burst\x18\x02 \x01(\x04R\x05burst\x12\x1b\n" +
+	"\trefill_ns\x18\x03 \x01(\x04R\brefillNs\"1\n" +
 	"\x05Vsock\x12\x10\n" +
 	"\x03cid\x18\x01 \x01(\x04R\x03cid\x12\x16\n" +
 	"\x06socket\x18\x02 \x01(\tR\x06socket\"R\n" +
@@ -1594,73 +1724,78 @@ func file_api_vmmpb_vmm_proto_rawDescGZIP() []byte {
 }
 
 var file_api_vmmpb_vmm_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_api_vmmpb_vmm_proto_goTypes = []any{
 	(SaveKind)(0),                // 0: torpor.vmm.SaveKind
 	(*Machine)(nil),              // 1: torpor.vmm.Machine
 	(*Disk)(nil),                 // 2: torpor.vmm.Disk
-	(*Vsock)(nil),                // 3: torpor.vmm.Vsock
-	(*Console)(nil),              // 4: torpor.vmm.Console
-	(*Balloon)(nil),              // 5: torpor.vmm.Balloon
-	(*BootRequest)(nil),          // 6: torpor.vmm.BootRequest
-	(*BootResponse)(nil),         // 7: torpor.vmm.BootResponse
-	(*RestoreRequest)(nil),       // 8: torpor.vmm.RestoreRequest
-	(*RestoreResponse)(nil),      // 9: torpor.vmm.RestoreResponse
-	(*PauseRequest)(nil),         // 10: torpor.vmm.PauseRequest
-	(*PauseResponse)(nil),        // 11: torpor.vmm.PauseResponse
-	(*ResumeRequest)(nil),        // 12: torpor.vmm.ResumeRequest
-	(*ResumeResponse)(nil),       // 13: torpor.vmm.ResumeResponse
-	(*SaveRequest)(nil),          // 14: torpor.vmm.SaveRequest
-	(*SaveResponse)(nil),         // 15: torpor.vmm.SaveResponse
-	(*SetBalloonRequest)(nil),    // 16: torpor.vmm.SetBalloonRequest
-	(*SetBalloonResponse)(nil),   // 17: torpor.vmm.SetBalloonResponse
-	(*BalloonStatsRequest)(nil),  // 18: torpor.vmm.BalloonStatsRequest
-	(*BalloonStatsResponse)(nil), // 19: torpor.vmm.BalloonStatsResponse
-	(*BalloonState)(nil),         // 20: torpor.vmm.BalloonState
-	(*StatusRequest)(nil),        // 21: torpor.vmm.StatusRequest
-	(*StatusResponse)(nil),       // 22: torpor.vmm.StatusResponse
-	(*WaitRequest)(nil),          // 23: torpor.vmm.WaitRequest
-	(*WaitResponse)(nil),         // 24: torpor.vmm.WaitResponse
-	(*QuitRequest)(nil),          // 25: torpor.vmm.QuitRequest
-	(*QuitResponse)(nil),         // 26: torpor.vmm.QuitResponse
-	nil,                          // 27: torpor.vmm.BalloonState.StatsEntry
+	(*RateLimit)(nil),            // 3: torpor.vmm.RateLimit
+	(*Bucket)(nil),               // 4: torpor.vmm.Bucket
+	(*Vsock)(nil),                // 5: torpor.vmm.Vsock
+	(*Console)(nil),              // 6: torpor.vmm.Console
+	(*Balloon)(nil),              // 7: torpor.vmm.Balloon
+	(*BootRequest)(nil),          // 8: torpor.vmm.BootRequest
+	(*BootResponse)(nil),         // 9: torpor.vmm.BootResponse
+	(*RestoreRequest)(nil),       // 10: torpor.vmm.RestoreRequest
+	(*RestoreResponse)(nil),      // 11: torpor.vmm.RestoreResponse
+	(*PauseRequest)(nil),         // 12: torpor.vmm.PauseRequest
+	(*PauseResponse)(nil),        // 13: torpor.vmm.PauseResponse
+	(*ResumeRequest)(nil),        // 14: torpor.vmm.ResumeRequest
+	(*ResumeResponse)(nil),       // 15: torpor.vmm.ResumeResponse
+	(*SaveRequest)(nil),          // 16: torpor.vmm.SaveRequest
+	(*SaveResponse)(nil),         // 17: torpor.vmm.SaveResponse
+	(*SetBalloonRequest)(nil),    // 18: torpor.vmm.SetBalloonRequest
+	(*SetBalloonResponse)(nil),   // 19: torpor.vmm.SetBalloonResponse
+	(*BalloonStatsRequest)(nil),  // 20: torpor.vmm.BalloonStatsRequest
+	(*BalloonStatsResponse)(nil), // 21: torpor.vmm.BalloonStatsResponse
+	(*BalloonState)(nil),         // 22: torpor.vmm.BalloonState
+	(*StatusRequest)(nil),        // 23: torpor.vmm.StatusRequest
+	(*StatusResponse)(nil),       // 24: torpor.vmm.StatusResponse
+	(*WaitRequest)(nil),          // 25: torpor.vmm.WaitRequest
+	(*WaitResponse)(nil),         // 26: torpor.vmm.WaitResponse
+	(*QuitRequest)(nil),          // 27: torpor.vmm.QuitRequest
+	(*QuitResponse)(nil),         // 28: torpor.vmm.QuitResponse
+	nil,                          // 29: torpor.vmm.BalloonState.StatsEntry
 }
 var file_api_vmmpb_vmm_proto_depIdxs = []int32{
 	2,  // 0: torpor.vmm.Machine.disks:type_name -> torpor.vmm.Disk
-	3,  // 1: torpor.vmm.Machine.vsock:type_name -> torpor.vmm.Vsock
-	4,  // 2: torpor.vmm.Machine.console:type_name -> torpor.vmm.Console
-	5,  // 3: torpor.vmm.Machine.balloon:type_name -> torpor.vmm.Balloon
-	1,  // 4: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
-	1,  // 5: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
-	0,  // 6: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
-	20, // 7: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
-	27, // 8: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
-	20, // 9: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
-	6,  // 10: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
-	8,  // 11: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
-	10, // 12: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
-	12, // 13: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
-	14, // 14: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
-	16, // 15: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
-	18, // 16: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
-	21, // 17: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
-	23, // 18: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
-	25, // 19: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
-	7,  // 20: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
-	9,  // 21: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
-	11, // 22: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
-	13, // 23: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
-	15, // 24: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
-	17, // 25: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
-	19, // 26: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
-	22, // 27: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
-	24, // 28: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
-	26, // 29: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
-	20, // [20:30] is the sub-list for method output_type
-	10, // [10:20] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	5,  // 1: torpor.vmm.Machine.vsock:type_name -> torpor.vmm.Vsock
+	6,  // 2: torpor.vmm.Machine.console:type_name -> torpor.vmm.Console
+	7,  // 3: torpor.vmm.Machine.balloon:type_name -> torpor.vmm.Balloon
+	3,  // 4: torpor.vmm.Disk.limit:type_name -> torpor.vmm.RateLimit
+	4,  // 5: torpor.vmm.RateLimit.ops:type_name -> torpor.vmm.Bucket
+	4,  // 6: torpor.vmm.RateLimit.bytes:type_name -> torpor.vmm.Bucket
+	1,  // 7: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
+	1,  // 8: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
+	0,  // 9: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
+	22, // 10: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
+	29, // 11: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
+	22, // 12: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
+	8,  // 13: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
+	10, // 14: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
+	12, // 15: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
+	14, // 16: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
+	16, // 17: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
+	18, // 18: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
+	20, // 19: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
+	23, // 20: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
+	25, // 21: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
+	27, // 22: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
+	9,  // 23: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
+	11, // 24: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
+	13, // 25: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
+	15, // 26: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
+	17, // 27: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
+	19, // 28: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
+	21, // 29: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
+	24, // 30: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
+	26, // 31: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
+	28, // 32: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
+	23, // [23:33] is the sub-list for method output_type
+	13, // [13:23] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_api_vmmpb_vmm_proto_init() }
@@ -1674,7 +1809,7 @@ func file_api_vmmpb_vmm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_vmmpb_vmm_proto_rawDesc), len(file_api_vmmpb_vmm_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   27,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,6 +31,7 @@ var allowed = map[string][]string{
 	"vmm/snapshot":     {},
 	"vmm/cow":          {},
 	"vmm/legacy":       {},
+	"vmm/ratelimit":    {},
 	"vmm/virtio/virtq": {},
 }
 

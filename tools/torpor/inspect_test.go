@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,6 +28,39 @@ func TestDiskInspect(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := runApp(t, nil, "", "disk", "inspect", layer); got.code != 1 || !strings.Contains(got.stderr, layer) {
+		t.Errorf("a flipped bit passed: %+v", got)
+	}
+}
+
+func TestDiskInspectVerify(t *testing.T) {
+	dir := t.TempDir()
+	layer := filepath.Join(dir, "1.layer")
+	if err := cow.Create(layer, 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	c, err := cow.OpenChain("", nil, layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.WriteAt([]byte("precious"), 0)
+	if err := errors.Join(err, c.Flush(), c.Close(), cow.Seal(layer)); err != nil {
+		t.Fatal(err)
+	}
+	if got := runApp(t, nil, "", "disk", "inspect", "--verify", layer); got.code != 0 || !strings.Contains(got.stdout, "1 blocks stored (0.0 MiB), 0 known to be zero, format 2, sealed") {
+		t.Errorf("%+v", got)
+	}
+	raw, err := os.ReadFile(layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw[bytes.Index(raw, []byte("precious"))] ^= 1
+	if err := os.WriteFile(layer, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := runApp(t, nil, "", "disk", "inspect", layer); got.code != 0 {
+		t.Errorf("without --verify the data was read: %+v", got)
+	}
+	if got := runApp(t, nil, "", "disk", "inspect", "--verify", layer); got.code != 1 || !strings.Contains(got.stderr, "block 0") {
 		t.Errorf("a flipped bit passed: %+v", got)
 	}
 }

@@ -1,8 +1,13 @@
 // Package cow is the copy-on-write disk of a sandbox: a raw base that many share, read-only layers over it, and a writable
 // layer on top. FORMAT.md is the byte-level contract of a layer and says why a crash leaves it whole.
 //
-// A Chain is safe for concurrent use; so are Inspect, Verify and Merge beside chains that read the same layers. One process at
-// a time may have a layer as its top. Memory: a quarter byte for each block of 4 KiB and each layer. The package is a leaf.
+// A snapshot of a disk is its top frozen and an empty one put over it, a fork is the frozen layers with another top: both take
+// the same time whatever the disk holds, on any file system. Merge makes one layer of several, with reflinks where there are
+// any. Seal gives a frozen layer checksums of its data.
+//
+// A Chain is safe for concurrent use, and no request waits for another unless they write to the same blocks; Inspect, Verify,
+// Seal and Merge may run beside chains that read the same layers. One process at a time may have a layer as its top. Memory: a
+// quarter byte for each block of 4 KiB and each layer, where the layer has anything. The package is a leaf.
 package cow
 
 import (
@@ -19,67 +24,131 @@ var ErrReadOnly = errors.New("disk is read-only")
 // ErrOutOfRange is the answer to an access that is not within the disk.
 var ErrOutOfRange = errors.New("access past the end of the disk")
 
+// Files are the open files of a disk.
+type Files struct {
+	Base   *os.File   // raw image; nil for zeros
+	Layers []*os.File // read-only, oldest first
+	Top    *os.File   // open for reading and writing: takes the writes; nil for a read-only disk
+}
+
+// Close closes them all.
+func (f Files) Close() error {
+	var errs []error
+	for _, one := range append([]*os.File{f.Base, f.Top}, f.Layers...) {
+		if one != nil {
+			errs = append(errs, one.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Chain is an open disk.
 type Chain struct {
-	size   int64
-	base   *os.File // nil: zeros
+	size     int64
+	readOnly bool
+	base     *os.File // nil: zeros
+	baseSize int64
+
+	// writing keeps writes to the same blocks apart, and freezing from all of them.
+	writing *exclusion
+
+	// mu guards the list of layers and the map of the top, never while data is read or written. All other maps never change.
+	mu     sync.RWMutex
 	layers []*layer // oldest first; the top, if any, is the last
+	top    *layer   // nil: read-only; changes only with writing locked whole
 
-	// mu guards the top: its map, and what its data area holds. The layers below never change.
-	mu  sync.RWMutex
-	top *layer // nil: read-only
-
-	// flushing makes flushes queue up. Lock order: flushing, mu.
+	// flushing makes flushes queue up. Lock order: flushing, writing, mu.
 	flushing sync.Mutex
 	// failed is the first failed fdatasync. The kernel reports a lost write once; whoever asks later must hear of it too.
 	failed error
 }
 
-// OpenChain opens a disk: base is a raw image ("" for zeros), layers are read-only and oldest first, top is the layer that
-// takes the writes ("" for a read-only disk). All layers must be of one virtual size, at least the base's.
-func OpenChain(base string, layers []string, top string) (_ *Chain, err error) {
-	c := &Chain{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("open disk: %w", err), c.Close())
-		}
-	}()
-	var baseSize int64
+// OpenChain opens a disk by the paths of its files, see OpenFiles: base may be "" for zeros, top for a read-only disk.
+func OpenChain(base string, layers []string, top string) (*Chain, error) {
+	var f Files
+	if err := f.open(base, layers, top); err != nil {
+		return nil, errors.Join(fmt.Errorf("open disk: %w", err), f.Close())
+	}
+	return OpenFiles(f)
+}
+
+func (f *Files) open(base string, layers []string, top string) (err error) {
 	if base != "" {
-		if c.base, err = os.Open(base); err != nil {
-			return nil, err
+		if f.Base, err = os.Open(base); err != nil {
+			return err
 		}
-		if baseSize, err = c.base.Seek(0, io.SeekEnd); err != nil {
-			return nil, err
-		}
-		c.size = baseSize
 	}
 	for _, path := range layers {
-		if err = c.addLayer(path, false); err != nil {
-			return nil, err
+		layer, err := os.Open(path)
+		if err != nil {
+			return err
 		}
+		f.Layers = append(f.Layers, layer)
 	}
 	if top != "" {
-		if err = c.addLayer(top, true); err != nil {
+		f.Top, err = os.OpenFile(top, os.O_RDWR, 0)
+	}
+	return err
+}
+
+// OpenFiles opens a disk. The files are the chain's from the call on, whatever comes of it. All layers must be of one virtual
+// size, at least the base's. ErrInUse (wrapped) says that another process has the top as its own.
+func OpenFiles(f Files) (_ *Chain, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("open disk: %w", err), f.Close())
+		}
+	}()
+	c := &Chain{base: f.Base, readOnly: f.Top == nil, writing: newExclusion()}
+	if f.Base != nil {
+		if c.baseSize, err = f.Base.Seek(0, io.SeekEnd); err != nil {
 			return nil, err
 		}
-		c.top = c.layers[len(c.layers)-1]
+		c.size = c.baseSize
 	}
-	if c.size == 0 || c.size < baseSize {
-		return nil, fmt.Errorf("the disk has %d bytes, its base %d", c.size, baseSize)
+	for _, one := range f.Layers {
+		l, err := loadLayer(one.Name(), file{one})
+		if err == nil {
+			err = c.put(l)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if f.Top != nil {
+		top, err := loadTop(f.Top.Name(), file{f.Top})
+		if err == nil {
+			err = c.put(top)
+		}
+		if err != nil {
+			return nil, err
+		}
+		c.top = top
+	}
+	if c.size == 0 || c.size < c.baseSize {
+		return nil, fmt.Errorf("the disk has %d bytes, its base %d", c.size, c.baseSize)
 	}
 	return c, nil
 }
 
-func (c *Chain) addLayer(path string, writable bool) error {
-	l, err := openLayer(path, writable)
-	if err != nil {
-		return err
+// loadTop reads a layer that is going to be written.
+func loadTop(path string, f storage) (*layer, error) {
+	if err := f.lock(); err != nil {
+		return nil, err
+	}
+	l, err := loadLayer(path, f)
+	if err == nil && l.frozen() {
+		err = fmt.Errorf("%s: %w", path, ErrSealed)
+	}
+	return l, err
+}
+
+// put puts l on top of the layers.
+func (c *Chain) put(l *layer) error {
+	if len(c.layers) > 0 && l.virtualSize != c.size {
+		return fmt.Errorf("%s is for a disk of %d bytes, the layers below it for one of %d", l.path, l.virtualSize, c.size)
 	}
 	c.layers = append(c.layers, l)
-	if first := c.layers[0]; l.virtualSize != first.virtualSize {
-		return fmt.Errorf("%s is for a disk of %d bytes, %s for one of %d", l.path, l.virtualSize, first.path, first.virtualSize)
-	}
 	c.size = l.virtualSize
 	return nil
 }
@@ -88,7 +157,7 @@ func (c *Chain) addLayer(path string, writable bool) error {
 func (c *Chain) Size() int64 { return c.size }
 
 // ReadOnly reports whether the disk has no writable top.
-func (c *Chain) ReadOnly() bool { return c.top == nil }
+func (c *Chain) ReadOnly() bool { return c.readOnly }
 
 // Close closes the files. It does not flush.
 func (c *Chain) Close() error {
@@ -102,16 +171,6 @@ func (c *Chain) Close() error {
 	return errors.Join(errs...)
 }
 
-// ReadAt fills p from the disk at off, at any alignment.
-func (c *Chain) ReadAt(p []byte, off int64) (int, error) {
-	if err := c.check(off, int64(len(p))); err != nil {
-		return 0, err
-	}
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return len(p), c.readLocked(p, off)
-}
-
 func (c *Chain) check(off, n int64) error {
 	if off < 0 || n < 0 || off > c.size || n > c.size-off {
 		return ErrOutOfRange
@@ -119,25 +178,55 @@ func (c *Chain) check(off, n int64) error {
 	return nil
 }
 
-func (c *Chain) readLocked(p []byte, off int64) error {
-	for len(p) > 0 {
+// ReadAt fills p from the disk at off, at any alignment.
+func (c *Chain) ReadAt(p []byte, off int64) (int, error) {
+	err := c.ReadV([][]byte{p}, off, clearPlain)
+	if err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+func clearPlain(p []byte) error {
+	clear(p)
+	return nil
+}
+
+// ReadV fills bufs from the disk at off, at any alignment, and uses up the slice bufs. Where the disk is zero it has clear do
+// it, since memory that may fault needs care; the kernel does all else. After an error the buffers may hold anything.
+func (c *Chain) ReadV(bufs [][]byte, off int64, clear func([]byte) error) error {
+	n := vec(bufs).bytes()
+	if err := c.check(off, n); err != nil {
+		return err
+	}
+	cut := cutter{left: bufs}
+	for n > 0 {
 		first := off / BlockSize
-		last := (off + int64(len(p)) - 1) / BlockSize
-		from, s, blocks := c.find(first, last-first+1)
-		n := min(int64(len(p)), (first+blocks)*BlockSize-off)
+		from, s, run := c.find(first, (off+n-1)/BlockSize-first+1)
+		piece := min(n, (first+run)*BlockSize-off)
+		v := cut.next(piece)
 		var err error
 		switch {
 		case from != nil && s == data:
-			err = from.readAt(p[:n], off)
+			err = from.readv(v, off)
 		case from != nil:
-			clear(p[:n])
+			err = clearAll(v, clear)
 		default:
-			err = c.readBase(p[:n], off)
+			err = c.readBase(v, off, clear)
 		}
 		if err != nil {
 			return err
 		}
-		p, off = p[n:], off+n
+		off, n = off+piece, n-piece
+	}
+	return nil
+}
+
+func clearAll(v vec, clear func([]byte) error) error {
+	for _, b := range v {
+		if err := clear(b); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -145,6 +234,8 @@ func (c *Chain) readLocked(p []byte, off int64) error {
 // find returns the newest layer that has block b and what it is there, nil if none has it, and how many blocks from b on, at
 // most limit, are found in the same place.
 func (c *Chain) find(b, limit int64) (*layer, blockState, int64) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
 	for i := len(c.layers) - 1; i >= 0; i-- {
 		s, n := c.layers[i].m.run(b, limit)
 		limit = n
@@ -155,160 +246,19 @@ func (c *Chain) find(b, limit int64) (*layer, blockState, int64) {
 	return nil, absent, limit
 }
 
-func (c *Chain) readBase(p []byte, off int64) error {
-	n := 0
-	if c.base != nil {
-		var err error
-		if n, err = c.base.ReadAt(p, off); err != nil && !errors.Is(err, io.EOF) {
+// readBase reads what the base has and clears what lies past its end.
+func (c *Chain) readBase(v vec, off int64, clear func([]byte) error) error {
+	n := v.bytes()
+	there := max(min(n, c.baseSize-off), 0)
+	cut := cutter{left: v}
+	if there > 0 {
+		got, err := file{c.base}.readv(cut.next(there), off)
+		if err == nil && got < there {
+			err = io.ErrUnexpectedEOF // it was cut short since it was opened
+		}
+		if err != nil {
 			return fmt.Errorf("read disk base: %w", err)
 		}
 	}
-	clear(p[n:])
-	return nil
-}
-
-// WriteAt writes p to the disk at off, at any alignment. It is durable after Flush.
-func (c *Chain) WriteAt(p []byte, off int64) (int, error) {
-	if err := c.checkWrite(off, int64(len(p))); err != nil {
-		return 0, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	done := 0
-	for done < len(p) {
-		n, err := c.writePieceLocked(p[done:], off+int64(done))
-		if err != nil {
-			return done, err
-		}
-		done += n
-	}
-	return done, nil
-}
-
-func (c *Chain) checkWrite(off, n int64) error {
-	if c.top == nil {
-		return ErrReadOnly
-	}
-	return c.check(off, n)
-}
-
-// writePieceLocked writes the whole blocks p begins with, or else the part of a block it begins with.
-func (c *Chain) writePieceLocked(p []byte, off int64) (int, error) {
-	b, within := off/BlockSize, off%BlockSize
-	if whole := int64(len(p)) / BlockSize; within == 0 && whole > 0 {
-		n := whole * BlockSize
-		if err := c.top.writeAt(p[:n], off); err != nil {
-			return 0, err
-		}
-		c.top.m.set(b, whole, data)
-		return int(n), nil
-	}
-	n := min(int64(len(p)), BlockSize-within)
-	if c.top.m.get(b) == data {
-		return int(n), c.top.writeAt(p[:n], off)
-	}
-	var block [BlockSize]byte
-	if err := c.readLocked(block[:], b*BlockSize); err != nil {
-		return 0, err
-	}
-	copy(block[within:], p[:n])
-	if err := c.top.writeAt(block[:], b*BlockSize); err != nil {
-		return 0, err
-	}
-	c.top.m.set(b, 1, data)
-	return int(n), nil
-}
-
-// Discard makes n bytes at off read as zeros and gives their room back, whole blocks of it. Durable after Flush.
-func (c *Chain) Discard(off, n int64) error {
-	if err := c.checkWrite(off, n); err != nil {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for n > 0 {
-		b, within := off/BlockSize, off%BlockSize
-		piece := min(n, BlockSize-within)
-		if within == 0 && n >= BlockSize {
-			blocks := n / BlockSize
-			piece = blocks * BlockSize
-			c.zeroLocked(b, blocks)
-		} else if _, err := c.writePieceLocked(zeros[:piece], off); err != nil {
-			return err
-		}
-		off, n = off+piece, n-piece
-	}
-	return nil
-}
-
-// zeroLocked gives n blocks from b on the state zero.
-func (c *Chain) zeroLocked(b, n int64) {
-	for end := b + n; b < end; {
-		s, run := c.top.m.run(b, end-b)
-		if s == data {
-			c.top.punch(b, run)
-		}
-		c.top.m.set(b, run, zero)
-		b += run
-	}
-}
-
-// Flush makes durable all that was written before it. When the host lost a write, every later Flush fails too: what was lost
-// is unknown. Any other failure, such as a full disk, may be gone the next time.
-func (c *Chain) Flush() error {
-	if c.top == nil {
-		return nil
-	}
-	c.flushing.Lock()
-	defer c.flushing.Unlock()
-	if err := c.flush(); err != nil {
-		return fmt.Errorf("flush disk layer: %w", err)
-	}
-	return nil
-}
-
-// flush keeps the order FORMAT.md demands: the map on disk never speaks of data that is not.
-// Preconditions: flushing is locked.
-func (c *Chain) flush() error {
-	changed := c.takeDirty()
-	if err := c.sync(); err != nil {
-		return err
-	}
-	if len(changed) == 0 {
-		return nil
-	}
-	for i, raw := range changed {
-		if _, err := c.top.f.WriteAt(raw, headerBytes+i*sectorBytes); err != nil {
-			c.giveBackDirty(changed)
-			return err
-		}
-	}
-	return c.sync()
-}
-
-func (c *Chain) sync() error {
-	if c.failed == nil {
-		c.failed = c.top.f.sync()
-	}
-	return c.failed
-}
-
-// takeDirty returns the map sectors that differ from the file, as they are now, and calls them clean.
-func (c *Chain) takeDirty() map[int64][]byte {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	changed := make(map[int64][]byte, len(c.top.m.dirty))
-	for i := range c.top.m.dirty {
-		changed[i] = c.top.m.sector(i)
-	}
-	clear(c.top.m.dirty)
-	return changed
-}
-
-func (c *Chain) giveBackDirty(changed map[int64][]byte) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i := range changed {
-		c.top.m.dirty[i] = struct{}{}
-	}
+	return clearAll(cut.next(n-there), clear)
 }

@@ -5,18 +5,23 @@ import (
 	"fmt"
 	"io"
 	"os"
-
-	"golang.org/x/sys/unix"
 )
 
-// ErrInUse means that another process has the layer open for writing.
-var ErrInUse = errors.New("disk layer is in use by another process")
+// Errors about who may do what with a layer.
+var (
+	// ErrInUse means that another process has the layer open for writing.
+	ErrInUse = errors.New("disk layer is in use by another process")
+	// ErrSealed means that the layer was sealed and is never written again.
+	ErrSealed = errors.New("disk layer is sealed")
+)
 
 // Info describes a layer.
 type Info struct {
-	VirtualSize int64 // bytes
-	DataBlocks  int64 // blocks of BlockSize stored
-	ZeroBlocks  int64 // blocks known to be zero, which take no room
+	Version     uint32 // of the format
+	VirtualSize int64  // bytes
+	DataBlocks  int64  // blocks of BlockSize stored
+	ZeroBlocks  int64  // blocks known to be zero, which take no room
+	Sealed      bool   // its data has checksums
 }
 
 // Create makes an empty layer at path, which must not exist, for a disk of virtualSize bytes. It takes a few KiB whatever the
@@ -43,82 +48,40 @@ func Create(path string, virtualSize int64) error {
 // Inspect reads what a layer says of itself. It checks header and map as opening it does; a layer that is being written may
 // have more than Inspect tells.
 func Inspect(path string) (Info, error) {
-	l, err := openLayer(path, false)
+	l, err := openLayer(path)
 	if err != nil {
 		return Info{}, err
 	}
-	info := Info{VirtualSize: l.virtualSize, DataBlocks: l.m.count(data), ZeroBlocks: l.m.count(zero)}
-	return info, l.f.Close()
-}
-
-// Verify checks all there is to check in a layer: header, map, size, and that every stored block can be read.
-func Verify(path string) error {
-	l, err := openLayer(path, false)
-	if err != nil {
-		return err
+	info := Info{
+		Version: l.version, VirtualSize: l.virtualSize,
+		DataBlocks: l.m.count(data), ZeroBlocks: l.m.count(zero), Sealed: l.sealed,
 	}
-	defer l.f.Close()
-	buf := make([]byte, copyBytes)
-	return l.eachData(func(b, n int64) error { return l.read(buf[:n*BlockSize], b) })
-}
-
-// storage is what a layer lies on: a file, or in tests a disk that loses what was not synced.
-type storage interface {
-	io.ReaderAt
-	io.WriterAt
-	io.Closer
-	size() (int64, error)
-	// sync returns once all that was written before it is durable.
-	sync() error
-	// punch makes n bytes at off zero and gives their room back. It is an economy: where it cannot be had, nothing happens.
-	punch(off, n int64)
+	return info, l.f.Close()
 }
 
 // layer is an open layer. The map is guarded by whoever owns the layer.
 type layer struct {
 	header
-	path string
-	f    storage
-	m    *blockMap
+	path   string
+	f      storage
+	m      *blockMap
+	sealed bool
 }
 
-func openLayer(path string, writable bool) (*layer, error) {
-	mode := os.O_RDONLY
-	if writable {
-		mode = os.O_RDWR
-	}
-	f, err := os.OpenFile(path, mode, 0)
+// openLayer opens a layer for reading.
+func openLayer(path string) (*layer, error) {
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open disk layer: %w", err)
 	}
-	if writable {
-		err = lock(f)
-	}
-	var l *layer
-	if err == nil {
-		l, err = loadLayer(path, file{f})
-	}
+	l, err := loadLayer(path, file{f})
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return l, nil
 }
 
-// lock keeps a second writer out until the file is closed, be it by the process's death.
-func lock(f *os.File) error {
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case errors.Is(err, unix.EWOULDBLOCK):
-			return fmt.Errorf("%s: %w", f.Name(), ErrInUse)
-		}
-		return os.NewSyscallError("flock", err)
-	}
-}
-
-// loadLayer reads header and map of the layer on f; path is what errors call it.
+// loadLayer reads header, map and seal of the layer on f; path is what errors call it.
 func loadLayer(path string, f storage) (*layer, error) {
 	first := make([]byte, headerBytes)
 	if _, err := f.ReadAt(first, 0); err != nil && !errors.Is(err, io.EOF) {
@@ -132,32 +95,62 @@ func loadLayer(path string, f storage) (*layer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read disk layer: %w", err)
 	}
-	if size != h.fileSize() {
+	grown := h.version != oldVersion && size == h.sealedSize()
+	if size != h.fileSize() && !grown {
 		return nil, &CorruptError{path, "file size", fmt.Sprintf("%d bytes, expected %d", size, h.fileSize())}
 	}
-	raw := make([]byte, h.dataOffset()-headerBytes)
-	if _, err := f.ReadAt(raw, headerBytes); err != nil {
-		return nil, fmt.Errorf("read disk layer: %w", err)
-	}
 	l := &layer{header: h, path: path, f: f, m: newBlockMap(h)}
-	if err := l.m.load(raw); err != nil {
-		return nil, &CorruptError{path, "map", err.Error()}
+	err = l.loadMap()
+	if err == nil && grown {
+		l.sealed, err = l.readSeal()
+	}
+	if err != nil {
+		return nil, err
 	}
 	return l, nil
 }
 
-// read fills p, whole blocks or a part of one, from block b on.
-func (l *layer) read(p []byte, b int64) error { return l.readAt(p, b*BlockSize) }
+// loadMap reads the map, piece by piece.
+func (l *layer) loadMap() error {
+	buf := make([]byte, min(l.dataOffset()-headerBytes, mapPieceBytes))
+	for at := int64(headerBytes); at < l.dataOffset(); at += int64(len(buf)) {
+		buf = buf[:min(int64(len(buf)), l.dataOffset()-at)]
+		if _, err := l.f.ReadAt(buf, at); err != nil {
+			return fmt.Errorf("read disk layer: %w", err)
+		}
+		if err := l.m.load((at-headerBytes)/sectorBytes, buf); err != nil {
+			return &CorruptError{l.path, "map", err.Error()}
+		}
+	}
+	return nil
+}
 
-func (l *layer) readAt(p []byte, off int64) error {
-	if _, err := l.f.ReadAt(p, l.dataOffset()+off); err != nil {
+// mapPieceBytes is how much of a map is read or written at once.
+const mapPieceBytes = 256 << 10
+
+// read fills p, whole blocks, from block b on.
+func (l *layer) read(p []byte, b int64) error {
+	if _, err := l.f.ReadAt(p, l.dataOffset()+b*BlockSize); err != nil {
 		return fmt.Errorf("read disk layer: %w", err)
 	}
 	return nil
 }
 
-func (l *layer) writeAt(p []byte, off int64) error {
-	if _, err := l.f.WriteAt(p, l.dataOffset()+off); err != nil {
+// readv fills v from the offset off of the disk on.
+func (l *layer) readv(v vec, off int64) error {
+	want := v.bytes()
+	n, err := l.f.readv(v, l.dataOffset()+off)
+	if err == nil && n < want {
+		err = io.ErrUnexpectedEOF // it was cut short since it was opened
+	}
+	if err != nil {
+		return fmt.Errorf("read disk layer: %w", err)
+	}
+	return nil
+}
+
+func (l *layer) writev(v vec, off int64) error {
+	if err := l.f.writev(v, l.dataOffset()+off); err != nil {
 		return fmt.Errorf("write disk layer: %w", err)
 	}
 	return nil

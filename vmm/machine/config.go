@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"torpor/vmm/ratelimit"
 	"torpor/vmm/x86"
 )
 
@@ -24,6 +25,7 @@ type Disk struct {
 	Base   string   // raw image
 	Layers []string // read-only, oldest first
 	Top    string   // takes the writes; empty makes the disk read-only
+	Limit  ratelimit.Limit
 }
 
 // Vsock is the socket device.
@@ -83,6 +85,9 @@ func (c Config) validate() error {
 		}
 		if d.Base == "" && d.Top == "" && len(d.Layers) == 0 {
 			bad("disk %d has no files", i)
+		}
+		if err := d.Limit.Validate(); err != nil {
+			bad("disk %d: %v", i, err)
 		}
 	}
 	if c.Vsock != nil && (c.Vsock.CID < minCID || c.Vsock.CID >= 1<<32-1) {

@@ -13,6 +13,7 @@ import (
 	"torpor/vmm/cow"
 	"torpor/vmm/kvm"
 	"torpor/vmm/legacy"
+	"torpor/vmm/ratelimit"
 	"torpor/vmm/snapshot"
 	"torpor/vmm/virtio"
 	"torpor/vmm/x86"
@@ -176,7 +177,11 @@ func (m *Machine) wire(cfg Config, u *undo) (err error) {
 		}
 		u.add(func() { _ = chain.Close() })
 		m.disks = append(m.disks, chain)
-		if err := m.addSlot(virtio.NewBlock(chain, d.ID, d.Top == ""), u); err != nil {
+		limit, err := ratelimit.New(d.Limit, ratelimit.System())
+		if err != nil {
+			return fmt.Errorf("limit disk %s: %w", d.ID, err)
+		}
+		if err := m.addSlot(virtio.NewBlock(chain, d.ID, d.Top == "", limit), u); err != nil {
 			return err
 		}
 	}

@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 
 	"torpor/vmm/cow"
+	"torpor/vmm/ratelimit"
 	"torpor/vmm/virtio/mmio"
 	"torpor/vmm/virtio/virtq"
 )
@@ -26,9 +28,9 @@ const (
 const (
 	sectorBytes = 512
 
-	blkQueueSize   = 128
-	blkMaxSegments = blkQueueSize - 2 // the others are header and status
-	blkMaxSegment  = 256 << 10        // bytes
+	blkQueueSize   = 256
+	blkMaxSegments = 126
+	blkMaxSegment  = 256 << 10 // bytes
 	blkMaxBytes    = blkMaxSegments * blkMaxSegment
 	blkMaxDiscard  = 1 << 20 // sectors, each of at most blkMaxRanges
 	blkMaxRanges   = 16
@@ -36,18 +38,30 @@ const (
 	blkIDBytes = 20
 )
 
-// blkWorkers is how many requests are done at once, and blkBuffer what each works with, in bytes.
-const (
-	blkWorkers = 4
-	blkBuffer  = 128 << 10
-)
+// blkWorkers is how many requests are done at once; the others wait in the queue.
+const blkWorkers = 4
+
+// disk is what a Block needs of a cow.Chain.
+type disk interface {
+	Size() int64
+	ReadV(bufs [][]byte, off int64, clear func([]byte) error) error
+	WriteV(bufs [][]byte, off int64) error
+	Discard(off, n int64) error
+	Zero(off, n int64) error
+	Flush() error
+}
 
 // Block is a disk (virtio 1.2, section 5.2). It does not own the chain.
+//
+// A request runs on a worker, as system calls on the pieces of guest memory it names: its data is never copied here. Requests
+// are done in any order, as the specification lets us; a flush covers what was answered before it was made.
 type Block struct {
-	disk     *cow.Chain
+	disk     disk
 	id       [blkIDBytes]byte
 	readOnly bool
 	config   []byte
+	limit    *ratelimit.Limiter // it outlives resets, or a guest could reset it away
+	requests sync.Pool          // *blkRequest
 
 	features uint64
 	server   *server // nil unless active
@@ -57,9 +71,10 @@ type Block struct {
 var _ mmio.Device = (*Block)(nil)
 
 // NewBlock returns the disk on chain, which must outlive it. id is what the guest is told as serial number: its first 20 bytes
-// count. A chain without a writable top is read-only in any case.
-func NewBlock(chain *cow.Chain, id string, readOnly bool) *Block {
-	b := &Block{disk: chain, readOnly: readOnly || chain.ReadOnly()}
+// count. A chain without a writable top is read-only in any case. limit may be nil, and belongs to the disk from then on.
+func NewBlock(chain *cow.Chain, id string, readOnly bool, limit *ratelimit.Limiter) *Block {
+	b := &Block{disk: chain, readOnly: readOnly || chain.ReadOnly(), limit: limit}
+	b.requests.New = func() any { return &blkRequest{pieces: make([][]byte, 0, blkMaxSegments)} }
 	copy(b.id[:], id)
 	b.config = b.makeConfig()
 	return b
@@ -110,8 +125,15 @@ func (b *Block) WriteConfig(uint64, []byte) {}
 // Activate implements mmio.Device.
 func (b *Block) Activate(features uint64, queues []*virtq.Queue, irq mmio.Interrupt) error {
 	b.features = features
-	b.server = startServer(queues[0], irq, b.paused, blkWorkers, blkBuffer, b.answer)
+	b.server = &server{queue: queues[0], irq: irq, paused: b.paused, limit: b.limit, cost: blkCost}
+	b.server.start(blkWorkers, 0, func(c *virtq.Chain, _ []byte) uint32 { return b.answer(c) })
 	return nil
+}
+
+// blkCost is how many bytes of data a request moves, whatever it is; one that is too large fails and moves less.
+func blkCost(c *virtq.Chain) uint64 {
+	n := max(c.ReadLen(), blkHeaderBytes) - blkHeaderBytes + max(c.WriteLen(), 1) - 1
+	return min(n, blkMaxBytes)
 }
 
 // Notify implements mmio.Device.
@@ -121,32 +143,36 @@ func (b *Block) Notify(int) { b.server.kick() }
 func (b *Block) Reset() {
 	b.server.stop()
 	b.server, b.features, b.paused = nil, 0, false
+	b.limit.Resume()
 }
 
 // Pause implements mmio.Device. All requests taken so far are answered when it returns.
 func (b *Block) Pause() error {
 	b.server.pause()
+	b.limit.Pause()
 	return nil
 }
 
 // Resume implements mmio.Device.
 func (b *Block) Resume() error {
+	b.limit.Resume()
 	b.server.resume()
 	return nil
 }
 
-// Save implements mmio.Device: all that matters is in the queue and on the disk, which it flushes.
+// Save implements mmio.Device: all that matters is in the queue, on the disk, which it flushes, and in the limit.
 func (b *Block) Save() ([]byte, error) {
 	if err := b.disk.Flush(); err != nil {
 		return nil, fmt.Errorf("save disk: %w", err)
 	}
-	return nil, nil
+	return b.limit.Save(), nil
 }
 
-// Load implements mmio.Device.
+// Load implements mmio.Device. The limit may be another one than that of the device that was saved, or none.
 func (b *Block) Load(state []byte) error {
 	b.paused = true
-	return loadEmpty(state)
+	b.limit.Pause()
+	return b.limit.Load(state)
 }
 
 // readConfig fills p from a configuration space.

@@ -66,7 +66,7 @@ func (d *driver) block(typ uint32, sector uint64, write []byte, read uint32) (by
 }
 
 func TestBlockReadsAndWrites(t *testing.T) {
-	d := start(t, NewBlock(openDisk(t, true), "disk0", false))
+	d := start(t, NewBlock(openDisk(t, true), "disk0", false, nil))
 	want := pattern(testDisk, 1)
 	check := func(sector uint64, n uint32) {
 		t.Helper()
@@ -104,7 +104,7 @@ func ranges(sector uint64, n, flags uint32) []byte {
 }
 
 func TestBlockZeroes(t *testing.T) {
-	d := start(t, NewBlock(openDisk(t, true), "", false))
+	d := start(t, NewBlock(openDisk(t, true), "", false, nil))
 	want := pattern(testDisk, 1)
 	for _, r := range []struct {
 		typ, flags uint32
@@ -147,14 +147,18 @@ func TestBlockRefusesBadRequestsAndGoesOn(t *testing.T) {
 		{"write past the end", false, 1, testDisk / 512, make([]byte, 512), 0, ioErr},
 		{"write to a read-only disk", true, 1, 0, make([]byte, 512), 0, ioErr},
 		{"discard on a read-only disk", true, 11, 0, ranges(0, 8, 0), 0, unsupported},
+		{"write-zeroes on a read-only disk", true, 13, 0, ranges(0, 8, 0), 0, unsupported},
 		{"discard with flags", false, 11, 0, ranges(0, 8, 1), 0, unsupported},
+		{"write-zeroes with unknown flags", false, 13, 0, ranges(0, 8, 3), 0, unsupported},
+		{"write-zeroes of more than is allowed", false, 13, 0, ranges(0, 1<<20+1, 0), 0, ioErr},
+		{"write-zeroes past the end", false, 13, 0, ranges(testDisk/512-1, 2, 1), 0, ioErr},
 		{"discard without ranges", false, 11, 0, nil, 0, ioErr},
 		{"discard of half a range", false, 11, 0, make([]byte, 8), 0, ioErr},
 		{"discard past the end", false, 11, 0, ranges(1<<40, 8, 0), 0, ioErr},
 		{"too many ranges", false, 11, 0, make([]byte, 17*16), 0, ioErr},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := start(t, NewBlock(openDisk(t, true), "", c.readOnly))
+			d := start(t, NewBlock(openDisk(t, true), "", c.readOnly, nil))
 			if status, _, _ := d.block(c.typ, c.sector, c.write, c.read); status != c.want {
 				t.Errorf("status %d, want %d", status, c.want)
 			}
@@ -166,7 +170,7 @@ func TestBlockRefusesBadRequestsAndGoesOn(t *testing.T) {
 }
 
 func TestBlockFailsOneRequestForABadAddress(t *testing.T) {
-	d := start(t, NewBlock(openDisk(t, true), "", false))
+	d := start(t, NewBlock(openDisk(t, true), "", false, nil))
 	for _, b := range []buffer{
 		{testMemory - 256, 512, true},
 		{1 << 63, 512, true},
@@ -194,7 +198,7 @@ func TestBlockFailsOneRequestForABadAddress(t *testing.T) {
 }
 
 func TestBlockConfig(t *testing.T) {
-	d := newDriver(t, NewBlock(openDisk(t, false), "", false), newMemory(t, testMemory))
+	d := newDriver(t, NewBlock(openDisk(t, false), "", false, nil), newMemory(t, testMemory))
 	if got := d.get(tConfig); got != testDisk/512 {
 		t.Errorf("capacity %d", got)
 	}
@@ -213,7 +217,7 @@ func TestBlockConfig(t *testing.T) {
 // A pause waits for requests in flight; what comes during it is done after it, here and in a machine restored from it.
 func TestBlockPauseSaveLoad(t *testing.T) {
 	disk := openDisk(t, true)
-	d := start(t, NewBlock(disk, "", false))
+	d := start(t, NewBlock(disk, "", false, nil))
 	for cycle := range 5 {
 		for i := range 8 {
 			d.add(0, d.in(blockHeader(1, uint64(i*8))), d.in(pattern(4096, byte(cycle*8+i))), d.out(1))
@@ -224,7 +228,7 @@ func TestBlockPauseSaveLoad(t *testing.T) {
 		d.add(0, d.in(blockHeader(4, 0)), status)
 		d.notify(0)
 		if cycle%2 == 0 {
-			d = d.move(NewBlock(disk, "", false))
+			d = d.move(NewBlock(disk, "", false, nil))
 		}
 		d.check(d.tr.Resume())
 		for range 9 {

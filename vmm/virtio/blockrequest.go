@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 
+	"torpor/vmm/guestmem"
 	"torpor/vmm/virtio/virtq"
 )
 
@@ -34,48 +35,63 @@ var (
 	errBlkUnsupported = errors.New("unsupported block request")
 )
 
+// blkRequest is what a worker needs to do a request, kept for the next one.
+type blkRequest struct {
+	*virtq.Chain
+	header [blkHeaderBytes]byte
+	status [1]byte
+	pieces [][]byte // of guest memory
+}
+
 // answer does one request. A request without room for a status cannot be answered and is given back as it is.
-func (b *Block) answer(c *virtq.Chain, buf []byte) uint32 {
+func (b *Block) answer(c *virtq.Chain) uint32 {
 	if c.WriteLen() == 0 {
 		return 0
 	}
+	r := b.requests.Get().(*blkRequest)
+	r.Chain = c
+	defer func() {
+		r.Chain = nil
+		clear(r.pieces[:cap(r.pieces)]) // it is not to hold on to guest memory
+		r.pieces = r.pieces[:0]
+		b.requests.Put(r)
+	}()
 	room := c.WriteLen() - 1
-	written, err := b.do(c, room, buf)
-	status := byte(blkOK)
+	written, err := b.do(r, room)
 	switch {
+	case err == nil:
+		r.status[0] = blkOK
 	case errors.Is(err, errBlkUnsupported):
-		status = blkUnsupported
-	case err != nil:
-		status = blkIOError
+		r.status[0] = blkUnsupported
+	default:
+		r.status[0] = blkIOError
 	}
-	if c.WriteAt([]byte{status}, room) != nil || written != room {
+	if c.WriteAt(r.status[:], room) != nil || written != room {
 		return uint32(written)
 	}
 	return uint32(room + 1)
 }
 
 // do carries out a request and returns how many of the driver's bytes, room of them before the status, it wrote.
-func (b *Block) do(c *virtq.Chain, room uint64, buf []byte) (uint64, error) {
-	var header [blkHeaderBytes]byte
-	if err := c.ReadAt(header[:], 0); err != nil {
+func (b *Block) do(r *blkRequest, room uint64) (uint64, error) {
+	if err := r.ReadAt(r.header[:], 0); err != nil {
 		return 0, err
 	}
-	sector := binary.LittleEndian.Uint64(header[8:])
-	switch binary.LittleEndian.Uint32(header[0:]) {
+	sector := binary.LittleEndian.Uint64(r.header[8:])
+	switch binary.LittleEndian.Uint32(r.header[0:]) {
 	case blkIn:
-		return b.read(c, sector, room, buf)
+		return b.read(r, sector, room)
 	case blkOut:
-		return 0, b.write(c, sector, buf)
+		return 0, b.write(r, sector)
 	case blkTypeFlush:
 		return 0, b.disk.Flush()
 	case blkGetID:
 		n := min(room, blkIDBytes)
-		return n, c.WriteAt(b.id[:n], 0)
+		return n, r.WriteAt(b.id[:n], 0)
 	case blkTypeDiscard:
-		return 0, b.zero(c, 0)
+		return 0, b.zero(r.Chain, 0)
 	case blkTypeWriteZero:
-		const unmap = 1
-		return 0, b.zero(c, unmap)
+		return 0, b.zero(r.Chain, blkUnmap)
 	}
 	return 0, errBlkUnsupported
 }
@@ -89,44 +105,50 @@ func (b *Block) span(sector, n, most uint64) (int64, error) {
 	return int64(sector * sectorBytes), nil
 }
 
-func (b *Block) read(c *virtq.Chain, sector, n uint64, buf []byte) (uint64, error) {
+func (b *Block) read(r *blkRequest, sector, n uint64) (uint64, error) {
 	at, err := b.span(sector, n, blkMaxBytes)
 	if err != nil {
 		return 0, err
 	}
-	for done := uint64(0); done < n; {
-		piece := buf[:min(uint64(len(buf)), n-done)]
-		if _, err := b.disk.ReadAt(piece, at+int64(done)); err != nil {
-			return done, err
-		}
-		if err := c.WriteAt(piece, done); err != nil {
-			return done, err
-		}
-		done += uint64(len(piece))
+	if r.pieces, err = r.AppendWritable(r.pieces, 0); err != nil {
+		return 0, err
+	}
+	if err := b.disk.ReadV(withoutStatus(r.pieces), at, clearGuest); err != nil {
+		return 0, err
 	}
 	return n, nil
 }
 
-func (b *Block) write(c *virtq.Chain, sector uint64, buf []byte) error {
-	n := c.ReadLen() - blkHeaderBytes
-	at, err := b.span(sector, n, blkMaxBytes)
+func (b *Block) write(r *blkRequest, sector uint64) error {
+	at, err := b.span(sector, r.ReadLen()-blkHeaderBytes, blkMaxBytes)
 	if err != nil {
 		return err
 	}
 	if b.readOnly {
 		return errBlkRequest
 	}
-	for done := uint64(0); done < n; {
-		piece := buf[:min(uint64(len(buf)), n-done)]
-		if err := c.ReadAt(piece, blkHeaderBytes+done); err != nil {
-			return err
-		}
-		if _, err := b.disk.WriteAt(piece, at+int64(done)); err != nil {
-			return err
-		}
-		done += uint64(len(piece))
+	if r.pieces, err = r.AppendReadable(r.pieces, blkHeaderBytes); err != nil {
+		return err
+	}
+	if err := b.disk.WriteV(r.pieces, at); err != nil {
+		return err
 	}
 	return b.writeThrough()
+}
+
+// withoutStatus takes the last byte of the writable part away: there is one.
+func withoutStatus(pieces [][]byte) [][]byte {
+	last := &pieces[len(pieces)-1]
+	*last = (*last)[:len(*last)-1]
+	return pieces
+}
+
+// clearGuest clears a piece of guest memory.
+func clearGuest(p []byte) error {
+	if !guestmem.Guard(p, func() { clear(p) }) {
+		return guestmem.ErrFault
+	}
+	return nil
 }
 
 // writeThrough makes a write durable for a driver that will not flush.
@@ -137,8 +159,12 @@ func (b *Block) writeThrough() error {
 	return b.disk.Flush()
 }
 
-// zero does a discard or write-zeroes request: ranges of {sector u64, sectors u32, flags u32}, of the given flags only.
-func (b *Block) zero(c *virtq.Chain, flags uint32) error {
+// blkUnmap is the flag of a range that lets write-zeroes give its room back. A discard always does, and has no flags.
+const blkUnmap = 1
+
+// zero does a discard or write-zeroes request: ranges of {sector u64, sectors u32, flags u32}, of which only the given flags
+// are known. All ranges are judged before any is touched.
+func (b *Block) zero(c *virtq.Chain, known uint32) error {
 	if b.readOnly {
 		return errBlkUnsupported
 	}
@@ -146,20 +172,33 @@ func (b *Block) zero(c *virtq.Chain, flags uint32) error {
 	if n == 0 || n%blkRangeBytes != 0 || n > blkMaxRanges*blkRangeBytes {
 		return errBlkRequest
 	}
-	for at := uint64(blkHeaderBytes); at < c.ReadLen(); at += blkRangeBytes {
-		var r [blkRangeBytes]byte
-		if err := c.ReadAt(r[:], at); err != nil {
-			return err
-		}
-		if binary.LittleEndian.Uint32(r[12:])&^flags != 0 {
+	var raw [blkMaxRanges * blkRangeBytes]byte
+	if err := c.ReadAt(raw[:n], blkHeaderBytes); err != nil {
+		return err
+	}
+	type span struct {
+		at, bytes int64
+		zero      func(off, n int64) error
+	}
+	spans := make([]span, 0, blkMaxRanges)
+	for r := raw[:n]; len(r) > 0; r = r[blkRangeBytes:] {
+		flags := binary.LittleEndian.Uint32(r[12:])
+		if flags&^known != 0 {
 			return errBlkUnsupported
 		}
 		bytes := uint64(binary.LittleEndian.Uint32(r[8:])) * sectorBytes
-		off, err := b.span(binary.LittleEndian.Uint64(r[0:]), bytes, blkMaxDiscard*sectorBytes)
+		at, err := b.span(binary.LittleEndian.Uint64(r), bytes, blkMaxDiscard*sectorBytes)
 		if err != nil {
 			return err
 		}
-		if err := b.disk.Discard(off, int64(bytes)); err != nil {
+		one := span{at, int64(bytes), b.disk.Discard}
+		if known != 0 && flags&blkUnmap == 0 {
+			one.zero = b.disk.Zero
+		}
+		spans = append(spans, one)
+	}
+	for _, s := range spans {
+		if err := s.zero(s.at, s.bytes); err != nil {
 			return err
 		}
 	}

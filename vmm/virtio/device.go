@@ -8,6 +8,7 @@ package virtio
 import (
 	"sync"
 
+	"torpor/vmm/ratelimit"
 	"torpor/vmm/virtio/mmio"
 	"torpor/vmm/virtio/virtq"
 )
@@ -32,14 +33,28 @@ type server struct {
 	closed bool
 	busy   int // requests being answered
 
+	// limit says when a request may be begun, and cost what it counts for, in bytes. While held, none may: unhold stops the
+	// timer that ends this, and is nil before there was one.
+	limit  *ratelimit.Limiter
+	cost   func(c *virtq.Chain) uint64
+	held   bool
+	unhold func()
+
 	workers sync.WaitGroup
 }
 
 // startServer starts n workers with a buffer of bufBytes each. answer does one request, without locks, with a worker's buffer
 // to work in, and returns how many bytes of the writable part it wrote.
 func startServer(queue *virtq.Queue, irq mmio.Interrupt, paused bool, n, bufBytes int, answer func(c *virtq.Chain, buf []byte) uint32) *server {
-	s := &server{queue: queue, irq: irq, paused: paused, kicked: true}
+	s := &server{queue: queue, irq: irq, paused: paused}
+	s.start(n, bufBytes, answer)
+	return s
+}
+
+// start starts the workers; see startServer.
+func (s *server) start(n, bufBytes int, answer func(c *virtq.Chain, buf []byte) uint32) {
 	s.work = sync.NewCond(&s.mu)
+	s.kicked = true
 	for range n {
 		s.workers.Go(func() {
 			var c virtq.Chain
@@ -49,7 +64,6 @@ func startServer(queue *virtq.Queue, irq mmio.Interrupt, paused bool, n, bufByte
 			}
 		})
 	}
-	return s
 }
 
 // take waits for a request and returns it in c, or false when the server was closed.
@@ -60,7 +74,7 @@ func (s *server) take(c *virtq.Chain) bool {
 		switch {
 		case s.closed:
 			return false
-		case s.paused || !s.kicked:
+		case s.paused || s.held || !s.kicked:
 			s.work.Wait()
 			continue
 		}
@@ -72,12 +86,38 @@ func (s *server) take(c *virtq.Chain) bool {
 			s.kicked = false
 			s.irq.NeedsReset()
 		}
+		if ok && s.holdLocked(c) {
+			continue
+		}
 		if ok {
 			s.busy++
 			s.work.Signal() // there may be one more for another worker
 			return true
 		}
 	}
+}
+
+// holdLocked reports whether the limit forbids to begin the request in c, which goes back to the queue then: so a pause need
+// not wait for it.
+func (s *server) holdLocked(c *virtq.Chain) bool {
+	if s.limit == nil {
+		return false
+	}
+	wait := s.limit.Take(s.cost(c))
+	if wait == 0 {
+		return false
+	}
+	s.queue.Unpop(1)
+	s.held = true
+	s.unhold = s.limit.After(wait, s.endHold)
+	return true
+}
+
+func (s *server) endHold() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = false
+	s.work.Signal()
 }
 
 func (s *server) give(c *virtq.Chain, written uint32) {
@@ -124,6 +164,9 @@ func (s *server) resume() {
 func (s *server) stop() {
 	s.mu.Lock()
 	s.closed = true
+	if s.unhold != nil {
+		s.unhold()
+	}
 	s.work.Broadcast()
 	s.mu.Unlock()
 	s.workers.Wait()

@@ -56,7 +56,7 @@ func (m fileMapping) lose() {
 
 // A request whose buffer is on a page that cannot be read fails alone; the device, and the process, go on.
 func TestBlockFailsOneRequestForALostPage(t *testing.T) {
-	d := newDriver(t, NewBlock(openDisk(t, true), "", false), lostMemory(t))
+	d := newDriver(t, NewBlock(openDisk(t, true), "", false, nil), lostMemory(t))
 	d.init()
 	for typ, b := range map[uint32]buffer{0: {lostAt, 512, true}, 1: {lostAt + 4096, 512, false}} {
 		status := d.out(1)

@@ -12,7 +12,7 @@ import (
 // devices makes one of each.
 func devices(t testing.TB) map[string]mmio.Device {
 	return map[string]mmio.Device{
-		"block": NewBlock(openDisk(t, true), "", false),
+		"block": NewBlock(openDisk(t, true), "", false, nil),
 		"rng":   NewRNG(),
 		"vsock": newVsock(t, tempSocket(t)),
 	}

@@ -7,6 +7,8 @@ package virtq
 type Memory interface {
 	// Contains reports whether n bytes at addr are RAM without a gap.
 	Contains(addr, n uint64) bool
+	// Slice is the n bytes at addr where they lie in this process, for a system call to read or write.
+	Slice(addr, n uint64) ([]byte, error)
 	// ReadAt fills p from the bytes at addr.
 	ReadAt(p []byte, addr uint64) error
 	// WriteAt copies p to the bytes at addr.

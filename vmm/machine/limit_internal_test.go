@@ -1,0 +1,17 @@
+package machine
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"torpor/vmm/ratelimit"
+)
+
+func TestBadLimitIsRefused(t *testing.T) {
+	cfg := testConfig(1, 128*mib)
+	cfg.Disks = []Disk{{Limit: ratelimit.Limit{Ops: ratelimit.Bucket{Size: 1}}}}
+	if err := cfg.validate(); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "disk 0: bad rate limit: ops") {
+		t.Errorf("%v", err)
+	}
+}
