@@ -50,6 +50,36 @@ func (c *Chain) WriteAt(p []byte, off uint64) error {
 	})
 }
 
+// AppendReadable appends to dst the driver's bytes from offset off on, where they lie, for a system call to read: that reports a
+// bad page as EFAULT. Empty pieces are left out. It fails with ErrShort or with a *guestmem.AccessError.
+func (c *Chain) AppendReadable(dst [][]byte, off uint64) ([][]byte, error) {
+	return c.appendSlices(dst, &c.readable, off)
+}
+
+// AppendWritable is AppendReadable for the bytes the driver takes, for a system call to write.
+func (c *Chain) AppendWritable(dst [][]byte, off uint64) ([][]byte, error) {
+	return c.appendSlices(dst, &c.writable, off)
+}
+
+func (c *Chain) appendSlices(dst [][]byte, p *part, off uint64) ([][]byte, error) {
+	if off > p.bytes {
+		return dst, ErrShort
+	}
+	for _, s := range p.segments {
+		if off >= uint64(s.len) {
+			off -= uint64(s.len)
+			continue
+		}
+		b, err := c.mem.Slice(s.at+guestmem.Addr(off), uint64(s.len)-off)
+		if err != nil {
+			return dst, err
+		}
+		dst = append(dst, b)
+		off = 0
+	}
+	return dst, nil
+}
+
 // each calls f for every contiguous piece of the n bytes at off: they are bytes from to to of the n.
 func (p *part) each(off uint64, n int, f func(at guestmem.Addr, from, to int) error) error {
 	if off > p.bytes || uint64(n) > p.bytes-off {

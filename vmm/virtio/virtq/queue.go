@@ -130,20 +130,38 @@ func (q *Queue) AvailIdx() (uint16, error) {
 	return idx, nil
 }
 
+// Unpop takes the last n calls of Pop back: the chains they returned will be popped again. None of them may have been pushed.
+func (q *Queue) Unpop(n uint16) { q.state.LastAvail -= n }
+
+// Used is a chain on its way back to the driver.
+type Used struct {
+	Head    uint16
+	Written uint32 // bytes of its writable part that were written, from the start
+}
+
 // Push gives a chain back to the driver; written is how many bytes of its writable part were written, from the start.
 func (q *Queue) Push(head uint16, written uint32) error {
+	return q.PushAll(Used{Head: head, Written: written})
+}
+
+// PushAll gives chains back to the driver, which sees all of them or none. They are at most as many as the queue has
+// descriptors.
+func (q *Queue) PushAll(used ...Used) error {
 	if q.broken != nil {
 		return q.broken
 	}
-	slot := q.cfg.Used + 4 + 8*guestmem.Addr(q.state.NextUsed%q.cfg.Size)
-	err := errors.Join(q.mem.WriteUint32(slot, uint32(head)), q.mem.WriteUint32(slot+4, written))
-	if err == nil {
-		q.state.NextUsed++
-		err = q.mem.StoreUint16(q.cfg.Used+2, q.state.NextUsed)
+	next := q.state.NextUsed
+	for _, u := range used {
+		slot := q.cfg.Used + 4 + 8*guestmem.Addr(next%q.cfg.Size)
+		if err := errors.Join(q.mem.WriteUint32(slot, uint32(u.Head)), q.mem.WriteUint32(slot+4, u.Written)); err != nil {
+			return q.breakf("used ring: %w", err)
+		}
+		next++
 	}
-	if err != nil {
+	if err := q.mem.StoreUint16(q.cfg.Used+2, next); err != nil {
 		return q.breakf("used ring: %w", err)
 	}
+	q.state.NextUsed = next
 	return nil
 }
 

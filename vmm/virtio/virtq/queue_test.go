@@ -286,6 +286,96 @@ func TestState(t *testing.T) {
 	}
 }
 
+// What was popped and not pushed can be left for another time.
+func TestUnpop(t *testing.T) {
+	r := newRing(t, false)
+	for i := range 3 {
+		r.desc(i, bufs, 1, 0, 0)
+	}
+	r.publish(2, 0, 1)
+	var c virtq.Chain
+	for range 3 {
+		_, err := r.q.Pop(&c)
+		r.check(err)
+	}
+	r.q.Unpop(2)
+	for _, want := range []uint16{0, 1} {
+		if ok, err := r.q.Pop(&c); !ok || err != nil || c.Head != want {
+			t.Fatalf("%v, %v, chain %d, want %d", ok, err, c.Head, want)
+		}
+	}
+	if ok, err := r.q.Pop(&c); ok || err != nil {
+		t.Fatalf("one more: %v, %v", ok, err)
+	}
+}
+
+func TestPushAll(t *testing.T) {
+	r := newRing(t, true)
+	r.q.SetState(virtq.State{LastAvail: 65534, NextUsed: 65534})
+	r.check(r.m.StoreUint16(avail+2, 65534))
+	var want []virtq.Used
+	for i := range uint16(size) {
+		want = append(want, virtq.Used{Head: i, Written: 100 + uint32(i)})
+	}
+	r.check(r.q.PushAll(want...))
+	if r.usedIdx() != 65534+size-65536 {
+		t.Errorf("used index %d", r.usedIdx())
+	}
+	for i, u := range want {
+		at := guestmem.Addr(used + 4 + 8*((65534+i)%size))
+		head, err := r.m.ReadUint32(at)
+		r.check(err)
+		written, err := r.m.ReadUint32(at + 4)
+		r.check(err)
+		if head != uint32(u.Head) || written != u.Written {
+			t.Errorf("entry %d: chain %d, %d bytes", i, head, written)
+		}
+	}
+}
+
+func TestSlices(t *testing.T) {
+	r := newRing(t, false)
+	r.check(r.m.WriteAt([]byte("hello world"), bufs))
+	r.desc(0, bufs, 5, 1, 1)
+	r.desc(1, 1<<40, 0, 1, 2) // empty: its address does not matter
+	r.desc(2, bufs+5, 6, 1, 3)
+	r.desc(3, bufs+0x100, 4, 2|1, 4)
+	r.desc(4, limit-2, 2, 2, 0)
+	r.publish(0)
+	var c virtq.Chain
+	_, err := r.q.Pop(&c)
+	r.check(err)
+	for off, want := range map[uint64]string{0: "hello| world", 3: "lo| world", 5: " world", 7: "orld", 11: ""} {
+		got, err := c.AppendReadable(nil, off)
+		if err != nil || string(bytes.Join(got, []byte("|"))) != want {
+			t.Errorf("from %d: %q, %v", off, got, err)
+		}
+	}
+	if _, err := c.AppendReadable(nil, 12); !errors.Is(err, virtq.ErrShort) {
+		t.Errorf("from beyond the end: %v", err)
+	}
+	slices, err := c.AppendWritable([][]byte{nil}, 1)
+	if err != nil || len(slices) != 3 || len(slices[1]) != 3 || len(slices[2]) != 2 {
+		t.Fatalf("%d slices, %v", len(slices), err)
+	}
+	copy(slices[1], "abc")
+	var got [4]byte
+	r.check(r.m.ReadAt(got[:], bufs+0x100))
+	if string(got[:]) != "\x00abc" {
+		t.Errorf("wrote %q", got)
+	}
+
+	r.desc(5, bufs, 1, 1, 6)
+	r.desc(6, limit-1, 2, 0, 0)
+	r.publish(5)
+	_, err = r.q.Pop(&c)
+	r.check(err)
+	var access *guestmem.AccessError
+	if got, err := c.AppendReadable(nil, 0); !errors.As(err, &access) || len(got) > 1 {
+		t.Errorf("beyond memory: %v, %v", got, err)
+	}
+}
+
 // FuzzQueue lets the driver write anything into the rings: no panic, no chain longer than the queue, no endless supply.
 func FuzzQueue(f *testing.F) {
 	f.Add([]byte{}, uint16(0), true)
