@@ -1,4 +1,4 @@
-// Package virtio holds the devices a guest sees: block, rng and vsock. Each implements mmio.Device.
+// Package virtio holds the devices a guest sees: block, net, rng and vsock. Each implements mmio.Device.
 //
 // Whatever the guest writes is hostile until checked: lengths are bounded, headers are copied before they are read, a request
 // that makes no sense fails alone, and a queue that makes no sense makes its device ask for a reset. Work is done on the
@@ -14,6 +14,7 @@ import (
 
 // Device types (virtio 1.2, section 5).
 const (
+	idNet   = 1
 	idBlock = 2
 	idRNG   = 4
 	idVsock = 19
