@@ -80,6 +80,7 @@ type Machine struct {
 	Disks         []*Disk                `protobuf:"bytes,3,rep,name=disks,proto3" json:"disks,omitempty"`                                 // vda, vdb, ... in this order
 	Vsock         *Vsock                 `protobuf:"bytes,4,opt,name=vsock,proto3" json:"vsock,omitempty"`
 	Console       *Console               `protobuf:"bytes,5,opt,name=console,proto3" json:"console,omitempty"`
+	Nets          []*Net                 `protobuf:"bytes,7,rep,name=nets,proto3" json:"nets,omitempty"` // eth0, eth1, ... in this order
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -145,6 +146,13 @@ func (x *Machine) GetVsock() *Vsock {
 func (x *Machine) GetConsole() *Console {
 	if x != nil {
 		return x.Console
+	}
+	return nil
+}
+
+func (x *Machine) GetNets() []*Net {
+	if x != nil {
+		return x.Nets
 	}
 	return nil
 }
@@ -330,6 +338,66 @@ func (x *Console) GetMaxBytes() uint64 {
 	return 0
 }
 
+type Net struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`   // names it in errors and in the log
+	Tap           string                 `protobuf:"bytes,2,opt,name=tap,proto3" json:"tap,omitempty"` // an open tap (IFF_TAP, IFF_NO_PI, IFF_VNET_HDR) that was handed over, by its name
+	Mac           []byte                 `protobuf:"bytes,3,opt,name=mac,proto3" json:"mac,omitempty"` // the guest's own address, 6 bytes, unicast; a restored machine has that of the saved one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Net) Reset() {
+	*x = Net{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Net) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Net) ProtoMessage() {}
+
+func (x *Net) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Net.ProtoReflect.Descriptor instead.
+func (*Net) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Net) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Net) GetTap() string {
+	if x != nil {
+		return x.Tap
+	}
+	return ""
+}
+
+func (x *Net) GetMac() []byte {
+	if x != nil {
+		return x.Mac
+	}
+	return nil
+}
+
 type BootRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
@@ -342,7 +410,7 @@ type BootRequest struct {
 
 func (x *BootRequest) Reset() {
 	*x = BootRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -354,7 +422,7 @@ func (x *BootRequest) String() string {
 func (*BootRequest) ProtoMessage() {}
 
 func (x *BootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -367,7 +435,7 @@ func (x *BootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootRequest.ProtoReflect.Descriptor instead.
 func (*BootRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{4}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *BootRequest) GetMachine() *Machine {
@@ -406,7 +474,7 @@ type BootResponse struct {
 
 func (x *BootResponse) Reset() {
 	*x = BootResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +486,7 @@ func (x *BootResponse) String() string {
 func (*BootResponse) ProtoMessage() {}
 
 func (x *BootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +499,7 @@ func (x *BootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootResponse.ProtoReflect.Descriptor instead.
 func (*BootResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{5}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{6}
 }
 
 type RestoreRequest struct {
@@ -447,7 +515,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -459,7 +527,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -472,7 +540,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{6}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RestoreRequest) GetMachine() *Machine {
@@ -521,7 +589,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +601,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +614,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RestoreResponse) GetPhaseOpenUs() uint64 {
@@ -578,7 +646,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -590,7 +658,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -603,7 +671,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
 }
 
 type PauseResponse struct {
@@ -614,7 +682,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +694,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +707,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
 }
 
 type ResumeRequest struct {
@@ -650,7 +718,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -662,7 +730,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -675,7 +743,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
 }
 
 type ResumeResponse struct {
@@ -686,7 +754,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -698,7 +766,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -711,7 +779,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
 }
 
 type SaveRequest struct {
@@ -725,7 +793,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -737,7 +805,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -750,7 +818,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SaveRequest) GetKind() SaveKind {
@@ -787,7 +855,7 @@ type SaveResponse struct {
 
 func (x *SaveResponse) Reset() {
 	*x = SaveResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +867,7 @@ func (x *SaveResponse) String() string {
 func (*SaveResponse) ProtoMessage() {}
 
 func (x *SaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +880,7 @@ func (x *SaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
 func (*SaveResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SaveResponse) GetStateBytes() uint64 {
@@ -858,7 +926,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +938,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +951,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
 }
 
 type StatusResponse struct {
@@ -901,7 +969,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +981,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +994,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StatusResponse) GetState() string {
@@ -986,7 +1054,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1066,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1079,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
 }
 
 type WaitResponse struct {
@@ -1025,7 +1093,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1105,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1118,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WaitResponse) GetReason() string {
@@ -1082,7 +1150,7 @@ type QuitRequest struct {
 
 func (x *QuitRequest) Reset() {
 	*x = QuitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1162,7 @@ func (x *QuitRequest) String() string {
 func (*QuitRequest) ProtoMessage() {}
 
 func (x *QuitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1175,7 @@ func (x *QuitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitRequest.ProtoReflect.Descriptor instead.
 func (*QuitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
 }
 
 type QuitResponse struct {
@@ -1118,7 +1186,7 @@ type QuitResponse struct {
 
 func (x *QuitResponse) Reset() {
 	*x = QuitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1130,7 +1198,7 @@ func (x *QuitResponse) String() string {
 func (*QuitResponse) ProtoMessage() {}
 
 func (x *QuitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1143,7 +1211,7 @@ func (x *QuitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitResponse.ProtoReflect.Descriptor instead.
 func (*QuitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
 }
 
 var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
@@ -1151,13 +1219,14 @@ var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
 const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\n" +
 	"\x13api/vmmpb/vmm.proto\x12\n" +
-	"torpor.vmm\"\xc2\x01\n" +
+	"torpor.vmm\"\xe7\x01\n" +
 	"\aMachine\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12&\n" +
 	"\x05disks\x18\x03 \x03(\v2\x10.torpor.vmm.DiskR\x05disks\x12'\n" +
 	"\x05vsock\x18\x04 \x01(\v2\x11.torpor.vmm.VsockR\x05vsock\x12-\n" +
-	"\aconsole\x18\x05 \x01(\v2\x13.torpor.vmm.ConsoleR\aconsole\"T\n" +
+	"\aconsole\x18\x05 \x01(\v2\x13.torpor.vmm.ConsoleR\aconsole\x12#\n" +
+	"\x04nets\x18\a \x03(\v2\x0f.torpor.vmm.NetR\x04nets\"T\n" +
 	"\x04Disk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\tR\x04base\x12\x16\n" +
@@ -1169,7 +1238,11 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\aConsole\x12\x18\n" +
 	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x10\n" +
 	"\x03log\x18\x02 \x01(\tR\x03log\x12\x1b\n" +
-	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\"\x86\x01\n" +
+	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\"9\n" +
+	"\x03Net\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03tap\x18\x02 \x01(\tR\x03tap\x12\x10\n" +
+	"\x03mac\x18\x03 \x01(\fR\x03mac\"\x86\x01\n" +
 	"\vBootRequest\x12-\n" +
 	"\amachine\x18\x01 \x01(\v2\x13.torpor.vmm.MachineR\amachine\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\x16\n" +
@@ -1253,58 +1326,60 @@ func file_api_vmmpb_vmm_proto_rawDescGZIP() []byte {
 }
 
 var file_api_vmmpb_vmm_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_api_vmmpb_vmm_proto_goTypes = []any{
 	(SaveKind)(0),           // 0: torpor.vmm.SaveKind
 	(*Machine)(nil),         // 1: torpor.vmm.Machine
 	(*Disk)(nil),            // 2: torpor.vmm.Disk
 	(*Vsock)(nil),           // 3: torpor.vmm.Vsock
 	(*Console)(nil),         // 4: torpor.vmm.Console
-	(*BootRequest)(nil),     // 5: torpor.vmm.BootRequest
-	(*BootResponse)(nil),    // 6: torpor.vmm.BootResponse
-	(*RestoreRequest)(nil),  // 7: torpor.vmm.RestoreRequest
-	(*RestoreResponse)(nil), // 8: torpor.vmm.RestoreResponse
-	(*PauseRequest)(nil),    // 9: torpor.vmm.PauseRequest
-	(*PauseResponse)(nil),   // 10: torpor.vmm.PauseResponse
-	(*ResumeRequest)(nil),   // 11: torpor.vmm.ResumeRequest
-	(*ResumeResponse)(nil),  // 12: torpor.vmm.ResumeResponse
-	(*SaveRequest)(nil),     // 13: torpor.vmm.SaveRequest
-	(*SaveResponse)(nil),    // 14: torpor.vmm.SaveResponse
-	(*StatusRequest)(nil),   // 15: torpor.vmm.StatusRequest
-	(*StatusResponse)(nil),  // 16: torpor.vmm.StatusResponse
-	(*WaitRequest)(nil),     // 17: torpor.vmm.WaitRequest
-	(*WaitResponse)(nil),    // 18: torpor.vmm.WaitResponse
-	(*QuitRequest)(nil),     // 19: torpor.vmm.QuitRequest
-	(*QuitResponse)(nil),    // 20: torpor.vmm.QuitResponse
+	(*Net)(nil),             // 5: torpor.vmm.Net
+	(*BootRequest)(nil),     // 6: torpor.vmm.BootRequest
+	(*BootResponse)(nil),    // 7: torpor.vmm.BootResponse
+	(*RestoreRequest)(nil),  // 8: torpor.vmm.RestoreRequest
+	(*RestoreResponse)(nil), // 9: torpor.vmm.RestoreResponse
+	(*PauseRequest)(nil),    // 10: torpor.vmm.PauseRequest
+	(*PauseResponse)(nil),   // 11: torpor.vmm.PauseResponse
+	(*ResumeRequest)(nil),   // 12: torpor.vmm.ResumeRequest
+	(*ResumeResponse)(nil),  // 13: torpor.vmm.ResumeResponse
+	(*SaveRequest)(nil),     // 14: torpor.vmm.SaveRequest
+	(*SaveResponse)(nil),    // 15: torpor.vmm.SaveResponse
+	(*StatusRequest)(nil),   // 16: torpor.vmm.StatusRequest
+	(*StatusResponse)(nil),  // 17: torpor.vmm.StatusResponse
+	(*WaitRequest)(nil),     // 18: torpor.vmm.WaitRequest
+	(*WaitResponse)(nil),    // 19: torpor.vmm.WaitResponse
+	(*QuitRequest)(nil),     // 20: torpor.vmm.QuitRequest
+	(*QuitResponse)(nil),    // 21: torpor.vmm.QuitResponse
 }
 var file_api_vmmpb_vmm_proto_depIdxs = []int32{
 	2,  // 0: torpor.vmm.Machine.disks:type_name -> torpor.vmm.Disk
 	3,  // 1: torpor.vmm.Machine.vsock:type_name -> torpor.vmm.Vsock
 	4,  // 2: torpor.vmm.Machine.console:type_name -> torpor.vmm.Console
-	1,  // 3: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
-	1,  // 4: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
-	0,  // 5: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
-	5,  // 6: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
-	7,  // 7: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
-	9,  // 8: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
-	11, // 9: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
-	13, // 10: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
-	15, // 11: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
-	17, // 12: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
-	19, // 13: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
-	6,  // 14: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
-	8,  // 15: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
-	10, // 16: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
-	12, // 17: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
-	14, // 18: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
-	16, // 19: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
-	18, // 20: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
-	20, // 21: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
-	14, // [14:22] is the sub-list for method output_type
-	6,  // [6:14] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	5,  // 3: torpor.vmm.Machine.nets:type_name -> torpor.vmm.Net
+	1,  // 4: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
+	1,  // 5: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
+	0,  // 6: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
+	6,  // 7: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
+	8,  // 8: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
+	10, // 9: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
+	12, // 10: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
+	14, // 11: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
+	16, // 12: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
+	18, // 13: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
+	20, // 14: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
+	7,  // 15: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
+	9,  // 16: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
+	11, // 17: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
+	13, // 18: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
+	15, // 19: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
+	17, // 20: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
+	19, // 21: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
+	21, // 22: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
+	15, // [15:23] is the sub-list for method output_type
+	7,  // [7:15] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_api_vmmpb_vmm_proto_init() }
@@ -1318,7 +1393,7 @@ func file_api_vmmpb_vmm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_vmmpb_vmm_proto_rawDesc), len(file_api_vmmpb_vmm_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

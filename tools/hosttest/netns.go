@@ -58,8 +58,11 @@ func (n *NetNS) Do(t testing.TB, f func() error) {
 // TapFlags are those a virtio network device wants.
 const TapFlags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR
 
+// tapMAC is the hardware address of every tap: who has talked to one need not ask for that of the next.
+var tapMAC = net.HardwareAddr{2, 0, 0, 0, 0xff, 1}
+
 // Tap makes a tap device with the given flags, and, unless addr is empty, up and with that address ("10.0.0.1/24"). It lasts
-// as long as a duplicate of the file that is returned is open; the test's is closed at its end.
+// as long as the file that is returned, or a duplicate; the test's is closed at its end.
 func (n *NetNS) Tap(t testing.TB, name, addr string, flags uint16) *os.File {
 	t.Helper()
 	var file *os.File
@@ -82,6 +85,9 @@ func (n *NetNS) Tap(t testing.TB, name, addr string, flags uint16) *os.File {
 		}
 		if err := netlink.AddrAdd(link, a); err != nil {
 			return fmt.Errorf("give %s the address %s: %w", name, addr, err)
+		}
+		if err := netlink.LinkSetHardwareAddr(link, tapMAC); err != nil {
+			return fmt.Errorf("give %s its hardware address: %w", name, err)
 		}
 		return netlink.LinkSetUp(link)
 	})

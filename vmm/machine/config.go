@@ -3,6 +3,7 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"torpor/vmm/x86"
 )
@@ -14,6 +15,7 @@ type Config struct {
 	Disks       []Disk // vda, vdb, ... in this order
 	Vsock       *Vsock // nil: none
 	Console     *Console
+	Net         []Net // eth0, eth1, ... in this order
 }
 
 // Disk is a read-only base with copy-on-write layers over it (package cow).
@@ -36,6 +38,13 @@ type Console struct {
 	MaxBytes uint64 // of the file; 0 for legacy.DefaultLogBytes
 }
 
+// Net is a network card.
+type Net struct {
+	ID  string   // names it in errors and in the log
+	Tap *os.File // open tap (virtio.NewNet), the machine's from here on
+	MAC [6]byte  // the guest's own address: unicast; a restored machine has that of the saved one
+}
+
 // Kernel is what Boot starts.
 type Kernel struct {
 	Path    string // ELF vmlinux
@@ -50,6 +59,7 @@ const (
 	maxDiskID = 20
 	minCID    = 3
 	maxDisks  = 8
+	maxNets   = 4
 )
 
 // validate reports all faults together.
@@ -80,6 +90,18 @@ func (c Config) validate() error {
 	}
 	if c.Vsock != nil && c.Vsock.Socket == "" {
 		bad("vsock without a socket path")
+	}
+	if len(c.Net) > maxNets {
+		bad("%d network cards, at most %d are possible", len(c.Net), maxNets)
+	}
+	for i, n := range c.Net {
+		const group = 1 // bit of an address's first byte
+		if n.Tap == nil {
+			bad("network card %d (%s) has no tap", i, n.ID)
+		}
+		if n.MAC == [6]byte{} || n.MAC[0]&group != 0 {
+			bad("network card %d (%s) has the address %x, which is not one card's", i, n.ID, n.MAC)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -83,9 +83,10 @@ func (i image) config(t *testing.T, vcpus int, layers []string) Config {
 	}
 }
 
-func bootGuest(t *testing.T, i image, vcpus int) *guest {
+func bootGuest(t *testing.T, i image, vcpus int, nets ...Net) *guest {
 	t.Helper()
 	cfg := i.config(t, vcpus, nil)
+	cfg.Net = nets
 	hello, err := net.Listen("unix", fmt.Sprintf("%s_%d", cfg.Vsock.Socket, hostHelloPort))
 	if err != nil {
 		t.Fatal(err)
@@ -123,9 +124,10 @@ func bootGuest(t *testing.T, i image, vcpus int) *guest {
 }
 
 // restoreGuest restores the snapshot of a machine with cfg: its layers are frozen and get a fresh top.
-func restoreGuest(t *testing.T, i image, old Config, from Snapshot) *guest {
+func restoreGuest(t *testing.T, i image, old Config, from Snapshot, nets ...Net) *guest {
 	t.Helper()
 	cfg := i.config(t, old.VCPUs, append(append([]string(nil), old.Disks[0].Layers...), old.Disks[0].Top))
+	cfg.Net = nets
 	m, phases, err := Restore(cfg, from, false, zerolog.New(zerolog.NewTestWriter(t)))
 	if err != nil {
 		t.Fatal(err)

@@ -48,8 +48,9 @@ type Machine struct {
 	bus     bus
 	disks   []*cow.Chain
 	vsock   *virtio.Vsock // nil: none
-	console *legacy.Log   // nil: none
-	uartIRQ eventfd       // valid with a console
+	nets    []*virtio.Net
+	console *legacy.Log // nil: none
+	uartIRQ eventfd     // valid with a console
 
 	endings    chan End // from vCPU threads
 	closing    chan struct{}
@@ -156,7 +157,7 @@ func (m *Machine) platform() error {
 	return nil
 }
 
-// wire makes the devices: disks, vsock, rng in the virtio slots, and the ports.
+// wire makes the devices: disks, vsock, rng, network cards in the virtio slots, and the ports.
 func (m *Machine) wire(cfg Config, u *undo) (err error) {
 	m.bus.ports = &legacy.Ports{SleepPort: x86.SleepCtlPort, SleepType: sleepTypeOff}
 	if cfg.Console != nil {
@@ -184,7 +185,15 @@ func (m *Machine) wire(cfg Config, u *undo) (err error) {
 			return err
 		}
 	}
-	return m.addSlot(virtio.NewRNG(), u)
+	if err := m.addSlot(virtio.NewRNG(), u); err != nil {
+		return err
+	}
+	for _, n := range cfg.Net {
+		if err := m.wireNet(n, u); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (m *Machine) wireConsole(c Console, u *undo) (err error) {
@@ -219,6 +228,9 @@ func (m *Machine) Close() error {
 	err := m.flushLocked()
 	if m.vsock != nil {
 		_ = m.vsock.Close()
+	}
+	for _, n := range m.nets {
+		_ = n.Close()
 	}
 	for _, d := range m.disks {
 		_ = d.Close()
@@ -346,6 +358,7 @@ type Status struct {
 	Exits, IOExits, MMIOExits uint64
 	ResidentBytes             uint64 // of this process; all but a few MiB is guest memory
 	CPUTime                   uint64 // of the vCPU threads, ns
+	Nets                      []virtio.NetStats
 }
 
 // Status never waits for the guest.
@@ -362,6 +375,9 @@ func (m *Machine) Status() Status {
 		if t, err := c.cpuTime(); err == nil {
 			s.CPUTime += t
 		}
+	}
+	for _, n := range m.nets {
+		s.Nets = append(s.Nets, n.Stats())
 	}
 	return s
 }

@@ -3,6 +3,7 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -142,10 +143,16 @@ func (m *Machine) loadDevices(s *snapshot.State) error {
 	for _, slot := range m.bus.slots {
 		b, ok := s.Device(slot.name)
 		if !ok {
-			return &snapshot.Error{Part: part(slot.name), Err: fmt.Errorf("%w: it is missing", snapshot.ErrFormat)}
+			return &snapshot.Error{Part: part(slot.name), Err: fmt.Errorf("%w: it is missing", snapshot.ErrMismatch)}
 		}
 		if err := slot.transport.Load(b); err != nil {
 			return &snapshot.Error{Part: part(slot.name), Err: err}
+		}
+	}
+	// A device of the snapshot that this machine lacks would vanish from under its driver.
+	for _, d := range s.Devices {
+		if d.Name != serialName && !slices.ContainsFunc(m.bus.slots, func(slot *slot) bool { return slot.name == d.Name }) {
+			return &snapshot.Error{Part: part(d.Name), Err: fmt.Errorf("%w: this machine lacks it", snapshot.ErrMismatch)}
 		}
 	}
 	if m.bus.ports.Serial == nil {

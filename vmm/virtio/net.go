@@ -86,10 +86,11 @@ type Net struct {
 var _ mmio.Device = (*Net)(nil)
 
 // NewNet returns the card with the given address on an open tap (IFF_TAP, IFF_NO_PI, IFF_VNET_HDR), which becomes non-blocking.
-// It works on a duplicate: the file stays the caller's and may be closed. If the tap goes away, lost is called with the reason,
-// once, from a goroutine of the device. Close ends it.
+// The file is the device's from here on, and closed if there is an error; one about the file wraps ErrTap. If the tap goes
+// away, lost is called with the reason, once, from a goroutine of the device or within Activate. Close ends it.
 func NewNet(file *os.File, mac MAC, lost func(error)) (*Net, error) {
 	if err := checkTap(file); err != nil {
+		_ = file.Close()
 		return nil, err
 	}
 	return newNetOn(file, mac, lost, setTapOffloads)
@@ -97,6 +98,7 @@ func NewNet(file *os.File, mac MAC, lost func(error)) (*Net, error) {
 
 // newNetOn is NewNet on anything that keeps frames apart. offload stands for the ioctls of a tap.
 func newNetOn(file *os.File, mac MAC, lost func(error), offload func(fd int, flags uint) error) (*Net, error) {
+	defer func() { _ = file.Close() }() // nothing was written to it
 	t, err := openTap(file, offload)
 	if err != nil {
 		return nil, err

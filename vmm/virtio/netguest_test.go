@@ -53,7 +53,6 @@ func (f *fakeTap) newNet(t testing.TB) *Net {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.device.Close() // the device has a duplicate
 	t.Cleanup(func() { n.Close() })
 	return n
 }

@@ -33,8 +33,8 @@ const (
 	netGSOTCPv6 = 4
 )
 
-// errTap is wrapped by the errors about a file that is no tap, or not one as it must be.
-var errTap = errors.New("not a usable tap")
+// ErrTap is wrapped by the errors about a file that is no tap, or not one as it must be.
+var ErrTap = errors.New("not a usable tap")
 
 // errTapGone is wrapped by the reason for which a tap serves no more.
 var errTapGone = errors.New("tap has gone away")
@@ -149,9 +149,9 @@ func checkTap(file *os.File) error {
 	const want = unix.IFF_TAP | unix.IFF_VNET_HDR
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: %s: %w", errTap, file.Name(), err)
+		return fmt.Errorf("%w: %s: %w", ErrTap, file.Name(), err)
 	case flags&(want|unix.IFF_TUN) != want:
-		return fmt.Errorf("%w: %s has flags %#x, want IFF_TAP and IFF_VNET_HDR", errTap, file.Name(), flags)
+		return fmt.Errorf("%w: %s has flags %#x, want IFF_TAP and IFF_VNET_HDR", ErrTap, file.Name(), flags)
 	}
 	return nil
 }

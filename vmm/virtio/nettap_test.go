@@ -42,7 +42,6 @@ func (g *tapGuest) newNet(t *testing.T) *Net {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file.Close()
 	t.Cleanup(func() { dev.Close() })
 	g.udp = g.ns.ListenPacket(t, ":7")
 	return dev
@@ -221,7 +220,7 @@ func TestNewNetRefusesWhatIsNoTap(t *testing.T) {
 		"IP":           ns.Tap(t, "tap2", "", hosttest.TapFlags&^unix.IFF_TAP|unix.IFF_TUN),
 	} {
 		n, err := NewNet(file, testMAC, func(error) {})
-		if !errors.Is(err, errTap) {
+		if !errors.Is(err, ErrTap) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err == nil {
