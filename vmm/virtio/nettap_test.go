@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"torpor/tools/hosttest"
@@ -227,4 +228,64 @@ func TestNewNetRefusesWhatIsNoTap(t *testing.T) {
 			n.Close()
 		}
 	}
+}
+
+// A tap with a short queue to a slow wire holds the guest's frames back and loses none.
+func TestTapFull(t *testing.T) {
+	const frames = 200
+	g := startTap(t, 0)
+	g.check(control(g.dev.tap.file, func(fd int) error { return unix.IoctlSetPointerInt(fd, unix.TUNSETSNDBUF, 8000) }))
+	g.ns.Do(t, func() error { return slowWire("tap0") })
+	for range frames {
+		f := netFrame(1000, 1)
+		copy(f[netHeaderBytes:], []byte{2, 0, 0, 0, 0, 9, 2}) // to one, or the bridge sends a copy, which does not count
+		g.add(netTX, g.in(f))
+	}
+	g.notify(netTX)
+	for i := range frames {
+		if i == frames/2 {
+			if s := g.dev.Stats(); s.TXFrames == frames {
+				t.Error("the wire was not slow")
+			}
+			g.idle()
+		}
+		g.wait(netTX)
+	}
+	if s := g.dev.Stats(); s.TXFrames != frames || s.TXDropped != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// slowWire bridges a tap to a link of 4 Mbit/s; frames on their way through it count against the tap's queue.
+func slowWire(tap string) error {
+	attrs := func(name string) netlink.LinkAttrs {
+		a := netlink.NewLinkAttrs()
+		a.Name = name
+		return a
+	}
+	bridge := &netlink.Bridge{LinkAttrs: attrs("bridge")}
+	wire := &netlink.Veth{LinkAttrs: attrs("wire"), PeerName: "far"}
+	for _, l := range []netlink.Link{bridge, wire} {
+		if err := netlink.LinkAdd(l); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{tap, "wire", "far", "bridge"} {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		if name == tap || name == "wire" {
+			if err := netlink.LinkSetMaster(l, bridge); err != nil {
+				return err
+			}
+		}
+		if err := netlink.LinkSetUp(l); err != nil {
+			return err
+		}
+	}
+	return netlink.QdiscAdd(&netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: wire.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+		Rate:       500_000, Limit: 1 << 20, Buffer: 100_000, // bytes a second, bytes, ticks
+	})
 }
