@@ -40,6 +40,7 @@ func TestKVMPackagesOnTheHost(t *testing.T) {
 			if code != 0 || !strings.Contains(stdout, "--- PASS") {
 				t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 			}
+			t.Log(stdout)
 			for line := range strings.Lines(stdout) {
 				if strings.Contains(line, "--- SKIP") {
 					t.Errorf("skipped on a host that has KVM: %s", line)
