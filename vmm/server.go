@@ -219,6 +219,13 @@ func config(m *vmmpb.Machine) machine.Config {
 	if v := m.GetVsock(); v != nil {
 		c.Vsock = &machine.Vsock{CID: v.GetCid(), Socket: v.GetSocket()}
 	}
+	for _, n := range m.GetNets() {
+		card := machine.Net{ID: n.GetId()} // nobody hands taps over yet, so a machine with network cards is refused
+		if len(n.GetMac()) == len(card.MAC) {
+			copy(card.MAC[:], n.GetMac())
+		}
+		c.Net = append(c.Net, card)
+	}
 	if con := m.GetConsole(); con.GetEnabled() {
 		c.Console = &machine.Console{Log: con.GetLog(), MaxBytes: con.GetMaxBytes()}
 	}

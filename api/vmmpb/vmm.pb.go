@@ -82,6 +82,7 @@ type Machine struct {
 	Console       *Console               `protobuf:"bytes,5,opt,name=console,proto3" json:"console,omitempty"`
 	CpuTemplate   string                 `protobuf:"bytes,10,opt,name=cpu_template,json=cpuTemplate,proto3" json:"cpu_template,omitempty"` // host (or empty), x86-64-v2, x86-64-v3: the CPU features a guest is told of
 	Balloon       *Balloon               `protobuf:"bytes,7,opt,name=balloon,proto3" json:"balloon,omitempty"`                             // none: no balloon device
+	Nets          []*Net                 `protobuf:"bytes,6,rep,name=nets,proto3" json:"nets,omitempty"`                                   // eth0, eth1, ... in this order
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -161,6 +162,13 @@ func (x *Machine) GetCpuTemplate() string {
 func (x *Machine) GetBalloon() *Balloon {
 	if x != nil {
 		return x.Balloon
+	}
+	return nil
+}
+
+func (x *Machine) GetNets() []*Net {
+	if x != nil {
+		return x.Nets
 	}
 	return nil
 }
@@ -513,6 +521,66 @@ func (x *Balloon) GetReporting() bool {
 	return false
 }
 
+type Net struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`   // names it in errors and in the log
+	Tap           string                 `protobuf:"bytes,2,opt,name=tap,proto3" json:"tap,omitempty"` // an open tap (IFF_TAP, IFF_NO_PI, IFF_VNET_HDR) that was handed over, by its name
+	Mac           []byte                 `protobuf:"bytes,3,opt,name=mac,proto3" json:"mac,omitempty"` // the guest's own address, 6 bytes, unicast; a restored machine has that of the saved one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Net) Reset() {
+	*x = Net{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Net) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Net) ProtoMessage() {}
+
+func (x *Net) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Net.ProtoReflect.Descriptor instead.
+func (*Net) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Net) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Net) GetTap() string {
+	if x != nil {
+		return x.Tap
+	}
+	return ""
+}
+
+func (x *Net) GetMac() []byte {
+	if x != nil {
+		return x.Mac
+	}
+	return nil
+}
+
 type BootRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
@@ -525,7 +593,7 @@ type BootRequest struct {
 
 func (x *BootRequest) Reset() {
 	*x = BootRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +605,7 @@ func (x *BootRequest) String() string {
 func (*BootRequest) ProtoMessage() {}
 
 func (x *BootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +618,7 @@ func (x *BootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootRequest.ProtoReflect.Descriptor instead.
 func (*BootRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BootRequest) GetMachine() *Machine {
@@ -589,7 +657,7 @@ type BootResponse struct {
 
 func (x *BootResponse) Reset() {
 	*x = BootResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -601,7 +669,7 @@ func (x *BootResponse) String() string {
 func (*BootResponse) ProtoMessage() {}
 
 func (x *BootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -614,7 +682,7 @@ func (x *BootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootResponse.ProtoReflect.Descriptor instead.
 func (*BootResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
 }
 
 type RestoreRequest struct {
@@ -630,7 +698,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -642,7 +710,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -655,7 +723,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RestoreRequest) GetMachine() *Machine {
@@ -704,7 +772,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -716,7 +784,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -729,7 +797,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RestoreResponse) GetPhaseOpenUs() uint64 {
@@ -761,7 +829,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +841,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +854,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
 }
 
 type PauseResponse struct {
@@ -797,7 +865,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -809,7 +877,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -822,7 +890,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
 }
 
 type ResumeRequest struct {
@@ -833,7 +901,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +913,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +926,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
 }
 
 type ResumeResponse struct {
@@ -869,7 +937,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +949,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +962,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
 }
 
 type SaveRequest struct {
@@ -908,7 +976,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -920,7 +988,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -933,7 +1001,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SaveRequest) GetKind() SaveKind {
@@ -970,7 +1038,7 @@ type SaveResponse struct {
 
 func (x *SaveResponse) Reset() {
 	*x = SaveResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1050,7 @@ func (x *SaveResponse) String() string {
 func (*SaveResponse) ProtoMessage() {}
 
 func (x *SaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1063,7 @@ func (x *SaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
 func (*SaveResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SaveResponse) GetStateBytes() uint64 {
@@ -1042,7 +1110,7 @@ type SetBalloonRequest struct {
 
 func (x *SetBalloonRequest) Reset() {
 	*x = SetBalloonRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1054,7 +1122,7 @@ func (x *SetBalloonRequest) String() string {
 func (*SetBalloonRequest) ProtoMessage() {}
 
 func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1067,7 +1135,7 @@ func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBalloonRequest.ProtoReflect.Descriptor instead.
 func (*SetBalloonRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetBalloonRequest) GetTargetBytes() uint64 {
@@ -1085,7 +1153,7 @@ type SetBalloonResponse struct {
 
 func (x *SetBalloonResponse) Reset() {
 	*x = SetBalloonResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1165,7 @@ func (x *SetBalloonResponse) String() string {
 func (*SetBalloonResponse) ProtoMessage() {}
 
 func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1178,7 @@ func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBalloonResponse.ProtoReflect.Descriptor instead.
 func (*SetBalloonResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
 }
 
 type BalloonStatsRequest struct {
@@ -1122,7 +1190,7 @@ type BalloonStatsRequest struct {
 
 func (x *BalloonStatsRequest) Reset() {
 	*x = BalloonStatsRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1134,7 +1202,7 @@ func (x *BalloonStatsRequest) String() string {
 func (*BalloonStatsRequest) ProtoMessage() {}
 
 func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1147,7 +1215,7 @@ func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonStatsRequest.ProtoReflect.Descriptor instead.
 func (*BalloonStatsRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BalloonStatsRequest) GetWaitMs() uint32 {
@@ -1166,7 +1234,7 @@ type BalloonStatsResponse struct {
 
 func (x *BalloonStatsResponse) Reset() {
 	*x = BalloonStatsResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1246,7 @@ func (x *BalloonStatsResponse) String() string {
 func (*BalloonStatsResponse) ProtoMessage() {}
 
 func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1259,7 @@ func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonStatsResponse.ProtoReflect.Descriptor instead.
 func (*BalloonStatsResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BalloonStatsResponse) GetBalloon() *BalloonState {
@@ -1215,7 +1283,7 @@ type BalloonState struct {
 
 func (x *BalloonState) Reset() {
 	*x = BalloonState{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1295,7 @@ func (x *BalloonState) String() string {
 func (*BalloonState) ProtoMessage() {}
 
 func (x *BalloonState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1308,7 @@ func (x *BalloonState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonState.ProtoReflect.Descriptor instead.
 func (*BalloonState) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BalloonState) GetTargetBytes() uint64 {
@@ -1286,7 +1354,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1366,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1379,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
 }
 
 type StatusResponse struct {
@@ -1330,7 +1398,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1410,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1423,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StatusResponse) GetState() string {
@@ -1422,7 +1490,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1502,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1515,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
 }
 
 type WaitResponse struct {
@@ -1461,7 +1529,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1541,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1554,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WaitResponse) GetReason() string {
@@ -1518,7 +1586,7 @@ type QuitRequest struct {
 
 func (x *QuitRequest) Reset() {
 	*x = QuitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +1598,7 @@ func (x *QuitRequest) String() string {
 func (*QuitRequest) ProtoMessage() {}
 
 func (x *QuitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +1611,7 @@ func (x *QuitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitRequest.ProtoReflect.Descriptor instead.
 func (*QuitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{26}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{27}
 }
 
 type QuitResponse struct {
@@ -1554,7 +1622,7 @@ type QuitResponse struct {
 
 func (x *QuitResponse) Reset() {
 	*x = QuitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1566,7 +1634,7 @@ func (x *QuitResponse) String() string {
 func (*QuitResponse) ProtoMessage() {}
 
 func (x *QuitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1579,7 +1647,7 @@ func (x *QuitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitResponse.ProtoReflect.Descriptor instead.
 func (*QuitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{27}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{28}
 }
 
 var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
@@ -1587,7 +1655,7 @@ var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
 const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\n" +
 	"\x13api/vmmpb/vmm.proto\x12\n" +
-	"torpor.vmm\"\x94\x02\n" +
+	"torpor.vmm\"\xb9\x02\n" +
 	"\aMachine\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12&\n" +
@@ -1596,7 +1664,8 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\aconsole\x18\x05 \x01(\v2\x13.torpor.vmm.ConsoleR\aconsole\x12!\n" +
 	"\fcpu_template\x18\n" +
 	" \x01(\tR\vcpuTemplate\x12-\n" +
-	"\aballoon\x18\a \x01(\v2\x13.torpor.vmm.BalloonR\aballoon\"\x81\x01\n" +
+	"\aballoon\x18\a \x01(\v2\x13.torpor.vmm.BalloonR\aballoon\x12#\n" +
+	"\x04nets\x18\x06 \x03(\v2\x0f.torpor.vmm.NetR\x04nets\"\x81\x01\n" +
 	"\x04Disk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\tR\x04base\x12\x16\n" +
@@ -1618,7 +1687,11 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\x03log\x18\x02 \x01(\tR\x03log\x12\x1b\n" +
 	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\"'\n" +
 	"\aBalloon\x12\x1c\n" +
-	"\treporting\x18\x01 \x01(\bR\treporting\"\x86\x01\n" +
+	"\treporting\x18\x01 \x01(\bR\treporting\"9\n" +
+	"\x03Net\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03tap\x18\x02 \x01(\tR\x03tap\x12\x10\n" +
+	"\x03mac\x18\x03 \x01(\fR\x03mac\"\x86\x01\n" +
 	"\vBootRequest\x12-\n" +
 	"\amachine\x18\x01 \x01(\v2\x13.torpor.vmm.MachineR\amachine\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\x16\n" +
@@ -1724,7 +1797,7 @@ func file_api_vmmpb_vmm_proto_rawDescGZIP() []byte {
 }
 
 var file_api_vmmpb_vmm_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_api_vmmpb_vmm_proto_goTypes = []any{
 	(SaveKind)(0),                // 0: torpor.vmm.SaveKind
 	(*Machine)(nil),              // 1: torpor.vmm.Machine
@@ -1734,68 +1807,70 @@ var file_api_vmmpb_vmm_proto_goTypes = []any{
 	(*Vsock)(nil),                // 5: torpor.vmm.Vsock
 	(*Console)(nil),              // 6: torpor.vmm.Console
 	(*Balloon)(nil),              // 7: torpor.vmm.Balloon
-	(*BootRequest)(nil),          // 8: torpor.vmm.BootRequest
-	(*BootResponse)(nil),         // 9: torpor.vmm.BootResponse
-	(*RestoreRequest)(nil),       // 10: torpor.vmm.RestoreRequest
-	(*RestoreResponse)(nil),      // 11: torpor.vmm.RestoreResponse
-	(*PauseRequest)(nil),         // 12: torpor.vmm.PauseRequest
-	(*PauseResponse)(nil),        // 13: torpor.vmm.PauseResponse
-	(*ResumeRequest)(nil),        // 14: torpor.vmm.ResumeRequest
-	(*ResumeResponse)(nil),       // 15: torpor.vmm.ResumeResponse
-	(*SaveRequest)(nil),          // 16: torpor.vmm.SaveRequest
-	(*SaveResponse)(nil),         // 17: torpor.vmm.SaveResponse
-	(*SetBalloonRequest)(nil),    // 18: torpor.vmm.SetBalloonRequest
-	(*SetBalloonResponse)(nil),   // 19: torpor.vmm.SetBalloonResponse
-	(*BalloonStatsRequest)(nil),  // 20: torpor.vmm.BalloonStatsRequest
-	(*BalloonStatsResponse)(nil), // 21: torpor.vmm.BalloonStatsResponse
-	(*BalloonState)(nil),         // 22: torpor.vmm.BalloonState
-	(*StatusRequest)(nil),        // 23: torpor.vmm.StatusRequest
-	(*StatusResponse)(nil),       // 24: torpor.vmm.StatusResponse
-	(*WaitRequest)(nil),          // 25: torpor.vmm.WaitRequest
-	(*WaitResponse)(nil),         // 26: torpor.vmm.WaitResponse
-	(*QuitRequest)(nil),          // 27: torpor.vmm.QuitRequest
-	(*QuitResponse)(nil),         // 28: torpor.vmm.QuitResponse
-	nil,                          // 29: torpor.vmm.BalloonState.StatsEntry
+	(*Net)(nil),                  // 8: torpor.vmm.Net
+	(*BootRequest)(nil),          // 9: torpor.vmm.BootRequest
+	(*BootResponse)(nil),         // 10: torpor.vmm.BootResponse
+	(*RestoreRequest)(nil),       // 11: torpor.vmm.RestoreRequest
+	(*RestoreResponse)(nil),      // 12: torpor.vmm.RestoreResponse
+	(*PauseRequest)(nil),         // 13: torpor.vmm.PauseRequest
+	(*PauseResponse)(nil),        // 14: torpor.vmm.PauseResponse
+	(*ResumeRequest)(nil),        // 15: torpor.vmm.ResumeRequest
+	(*ResumeResponse)(nil),       // 16: torpor.vmm.ResumeResponse
+	(*SaveRequest)(nil),          // 17: torpor.vmm.SaveRequest
+	(*SaveResponse)(nil),         // 18: torpor.vmm.SaveResponse
+	(*SetBalloonRequest)(nil),    // 19: torpor.vmm.SetBalloonRequest
+	(*SetBalloonResponse)(nil),   // 20: torpor.vmm.SetBalloonResponse
+	(*BalloonStatsRequest)(nil),  // 21: torpor.vmm.BalloonStatsRequest
+	(*BalloonStatsResponse)(nil), // 22: torpor.vmm.BalloonStatsResponse
+	(*BalloonState)(nil),         // 23: torpor.vmm.BalloonState
+	(*StatusRequest)(nil),        // 24: torpor.vmm.StatusRequest
+	(*StatusResponse)(nil),       // 25: torpor.vmm.StatusResponse
+	(*WaitRequest)(nil),          // 26: torpor.vmm.WaitRequest
+	(*WaitResponse)(nil),         // 27: torpor.vmm.WaitResponse
+	(*QuitRequest)(nil),          // 28: torpor.vmm.QuitRequest
+	(*QuitResponse)(nil),         // 29: torpor.vmm.QuitResponse
+	nil,                          // 30: torpor.vmm.BalloonState.StatsEntry
 }
 var file_api_vmmpb_vmm_proto_depIdxs = []int32{
 	2,  // 0: torpor.vmm.Machine.disks:type_name -> torpor.vmm.Disk
 	5,  // 1: torpor.vmm.Machine.vsock:type_name -> torpor.vmm.Vsock
 	6,  // 2: torpor.vmm.Machine.console:type_name -> torpor.vmm.Console
 	7,  // 3: torpor.vmm.Machine.balloon:type_name -> torpor.vmm.Balloon
-	3,  // 4: torpor.vmm.Disk.limit:type_name -> torpor.vmm.RateLimit
-	4,  // 5: torpor.vmm.RateLimit.ops:type_name -> torpor.vmm.Bucket
-	4,  // 6: torpor.vmm.RateLimit.bytes:type_name -> torpor.vmm.Bucket
-	1,  // 7: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
-	1,  // 8: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
-	0,  // 9: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
-	22, // 10: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
-	29, // 11: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
-	22, // 12: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
-	8,  // 13: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
-	10, // 14: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
-	12, // 15: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
-	14, // 16: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
-	16, // 17: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
-	18, // 18: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
-	20, // 19: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
-	23, // 20: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
-	25, // 21: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
-	27, // 22: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
-	9,  // 23: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
-	11, // 24: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
-	13, // 25: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
-	15, // 26: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
-	17, // 27: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
-	19, // 28: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
-	21, // 29: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
-	24, // 30: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
-	26, // 31: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
-	28, // 32: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
-	23, // [23:33] is the sub-list for method output_type
-	13, // [13:23] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	8,  // 4: torpor.vmm.Machine.nets:type_name -> torpor.vmm.Net
+	3,  // 5: torpor.vmm.Disk.limit:type_name -> torpor.vmm.RateLimit
+	4,  // 6: torpor.vmm.RateLimit.ops:type_name -> torpor.vmm.Bucket
+	4,  // 7: torpor.vmm.RateLimit.bytes:type_name -> torpor.vmm.Bucket
+	1,  // 8: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
+	1,  // 9: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
+	0,  // 10: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
+	23, // 11: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
+	30, // 12: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
+	23, // 13: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
+	9,  // 14: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
+	11, // 15: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
+	13, // 16: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
+	15, // 17: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
+	17, // 18: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
+	19, // 19: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
+	21, // 20: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
+	24, // 21: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
+	26, // 22: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
+	28, // 23: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
+	10, // 24: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
+	12, // 25: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
+	14, // 26: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
+	16, // 27: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
+	18, // 28: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
+	20, // 29: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
+	22, // 30: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
+	25, // 31: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
+	27, // 32: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
+	29, // 33: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
+	24, // [24:34] is the sub-list for method output_type
+	14, // [14:24] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_api_vmmpb_vmm_proto_init() }
@@ -1809,7 +1884,7 @@ func file_api_vmmpb_vmm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_vmmpb_vmm_proto_rawDesc), len(file_api_vmmpb_vmm_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

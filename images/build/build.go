@@ -28,9 +28,8 @@ const EnvdVersion = "0.6.13"
 const cmdline = "console=ttyS0 8250.nr_uarts=1 quiet loglevel=1 reboot=t,panic_warm panic=-1 cryptomgr.notests random.trust_cpu=on tsc=reliable " +
 	"clocksource=kvm-clock i8042.noaux i8042.nokbd swiotlb=noforce mitigations=off"
 
-// modules are what the guest must load to see its disk and its host, and to give memory back; what they need comes with them.
-// ext4 is built in.
-var modules = []string{"virtio_mmio", "virtio_blk", "virtio_rng", "virtio_balloon", "vmw_vsock_virtio_transport"}
+// modules are what the guest must load to see its devices; what they need comes with them. ext4 is built in.
+var modules = []string{"virtio_mmio", "virtio_blk", "virtio_rng", "virtio_balloon", "vmw_vsock_virtio_transport", "virtio_net"}
 
 // Names of the files in a set.
 const (

@@ -3,6 +3,7 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"torpor/vmm/ratelimit"
 	"torpor/vmm/x86"
@@ -17,6 +18,7 @@ type Config struct {
 	Console     *Console
 	CPUTemplate string   // what CPUs of a fleet have in common (x86.FindTemplate); "" is x86.TemplateHost
 	Balloon     *Balloon // nil: none
+	Net         []Net    // eth0, eth1, ... in this order
 }
 
 // Disk is a read-only base with copy-on-write layers over it (package cow).
@@ -45,6 +47,13 @@ type Balloon struct {
 	Reporting bool // the guest's kernel reports memory that it has free anyway
 }
 
+// Net is a network card.
+type Net struct {
+	ID  string   // names it in errors and in the log
+	Tap *os.File // open tap (virtio.NewNet), the machine's from here on
+	MAC [6]byte  // the guest's own address: unicast; a restored machine has that of the saved one
+}
+
 // Kernel is what Boot starts.
 type Kernel struct {
 	Path    string // ELF vmlinux
@@ -59,6 +68,7 @@ const (
 	maxDiskID = 20
 	minCID    = 3
 	maxDisks  = 8
+	maxNets   = 4
 )
 
 // validate reports all faults together.
@@ -95,6 +105,18 @@ func (c Config) validate() error {
 	}
 	if c.Vsock != nil && c.Vsock.Socket == "" {
 		bad("vsock without a socket path")
+	}
+	if len(c.Net) > maxNets {
+		bad("%d network cards, at most %d are possible", len(c.Net), maxNets)
+	}
+	for i, n := range c.Net {
+		const group = 1 // bit of an address's first byte
+		if n.Tap == nil {
+			bad("network card %d (%s) has no tap", i, n.ID)
+		}
+		if n.MAC == [6]byte{} || n.MAC[0]&group != 0 {
+			bad("network card %d (%s) has the address %x, which is not one card's", i, n.ID, n.MAC)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -84,9 +84,11 @@ func (i image) config(t *testing.T, vcpus int, layers []string) Config {
 	}
 }
 
-func bootGuest(t *testing.T, i image, vcpus int) *guest {
+func bootGuest(t *testing.T, i image, vcpus int, nets ...Net) *guest {
 	t.Helper()
-	return bootConfig(t, i, i.config(t, vcpus, nil), i.Cmdline)
+	cfg := i.config(t, vcpus, nil)
+	cfg.Net = nets
+	return bootConfig(t, i, cfg, i.Cmdline)
 }
 
 // bootConfig returns when the guest's envd has said hello.
@@ -129,9 +131,10 @@ func bootConfig(t *testing.T, i image, cfg Config, kernelCmdline string) *guest 
 }
 
 // restoreGuest restores the snapshot of a machine with cfg: its layers are frozen and get a fresh top.
-func restoreGuest(t *testing.T, i image, old Config, from Snapshot) *guest {
+func restoreGuest(t *testing.T, i image, old Config, from Snapshot, nets ...Net) *guest {
 	t.Helper()
 	cfg := i.config(t, old.VCPUs, append(append([]string(nil), old.Disks[0].Layers...), old.Disks[0].Top))
+	cfg.Net = nets
 	m, phases, err := Restore(cfg, from, false, zerolog.New(zerolog.NewTestWriter(t)))
 	if err != nil {
 		t.Fatal(err)

@@ -49,7 +49,8 @@ type Machine struct {
 	vcpus   []*vcpu
 	bus     bus
 	disks   []*cow.Chain
-	vsock   *virtio.Vsock   // nil: none
+	vsock   *virtio.Vsock // nil: none
+	nets    []*virtio.Net
 	balloon *virtio.Balloon // nil: none
 	console *legacy.Log     // nil: none
 	uartIRQ eventfd         // valid with a console
@@ -162,7 +163,7 @@ func (m *Machine) platform() error {
 	return nil
 }
 
-// wire makes the devices: disks, vsock, rng, balloon in the virtio slots, and the ports.
+// wire makes the devices: disks, vsock, rng, network cards, balloon in the virtio slots, and the ports.
 func (m *Machine) wire(cfg Config, u *undo) (err error) {
 	m.bus.ports = &legacy.Ports{SleepPort: x86.SleepCtlPort, SleepType: sleepTypeOff}
 	if cfg.Console != nil {
@@ -196,6 +197,11 @@ func (m *Machine) wire(cfg Config, u *undo) (err error) {
 	}
 	if err := m.addSlot(virtio.NewRNG(), u); err != nil {
 		return err
+	}
+	for _, n := range cfg.Net {
+		if err := m.wireNet(n, u); err != nil {
+			return err
+		}
 	}
 	return m.wireBalloon(cfg.Balloon, u)
 }
@@ -232,6 +238,9 @@ func (m *Machine) Close() error {
 	err := m.flushLocked()
 	if m.vsock != nil {
 		_ = m.vsock.Close()
+	}
+	for _, n := range m.nets {
+		_ = n.Close()
 	}
 	for _, d := range m.disks {
 		_ = d.Close()
@@ -360,6 +369,7 @@ type Status struct {
 	ResidentBytes             uint64                // of this process; all but a few MiB is guest memory
 	CPUTime                   uint64                // of the vCPU threads, ns
 	Balloon                   *virtio.BalloonStatus // nil: none
+	Nets                      []virtio.NetStats
 }
 
 // Status never waits for the guest.
@@ -380,6 +390,9 @@ func (m *Machine) Status() Status {
 		if t, err := c.cpuTime(); err == nil {
 			s.CPUTime += t
 		}
+	}
+	for _, n := range m.nets {
+		s.Nets = append(s.Nets, n.Stats())
 	}
 	return s
 }

@@ -130,6 +130,7 @@ func (m *Machine) loadDevices(s *snapshot.State) error {
 			return &snapshot.Error{Part: part(slot.name), Err: err}
 		}
 	}
+	// A device of the snapshot that this machine lacks would vanish from under its driver.
 	for _, d := range s.Devices {
 		has := slices.ContainsFunc(m.bus.slots, func(slot *slot) bool { return slot.name == d.Name })
 		if !has && d.Name != serialName {

@@ -36,8 +36,8 @@ func fillPages(d *driver) {
 	d.check(d.mem.WriteAt(bytes.Repeat([]byte{9}, (testPages-firstPage)*BalloonPage), firstPage*BalloonPage))
 }
 
-// gone lists the pages that no longer say 9, as runs {first, number}.
-func gone(d *driver) (runs [][2]uint64) {
+// goneFrom lists the pages that no longer say 9, as runs {first, number}.
+func goneFrom(d *driver) (runs [][2]uint64) {
 	for page := uint64(firstPage); page < testPages; page++ {
 		p := d.bytes(buffer{at: guestmem.Addr(page * BalloonPage), len: BalloonPage})
 		switch {
@@ -80,7 +80,7 @@ func TestBalloonInflates(t *testing.T) {
 			if _, n := d.wait(balloonInflateQ); n != 0 {
 				t.Errorf("%d bytes written", n)
 			}
-			if got := gone(d); !slices.Equal(got, c.want) {
+			if got := goneFrom(d); !slices.Equal(got, c.want) {
 				t.Errorf("gone are %v, want %v", got, c.want)
 			}
 			want := uint64(0)
@@ -95,7 +95,7 @@ func TestBalloonInflates(t *testing.T) {
 			d.notify(balloonDeflateQ)
 			d.wait(balloonDeflateQ)
 			fillPages(d)
-			if got := gone(d); got != nil {
+			if got := goneFrom(d); got != nil {
 				t.Errorf("gone are %v after deflating", got)
 			}
 		})
@@ -130,7 +130,7 @@ func TestBalloonRequestsAreBounded(t *testing.T) {
 	d.notify(balloonInflateQ)
 	d.wait(balloonInflateQ)
 	d.wait(balloonInflateQ)
-	if got, want := gone(d), [][2]uint64{{100, 1}}; !slices.Equal(got, want) {
+	if got, want := goneFrom(d), [][2]uint64{{100, 1}}; !slices.Equal(got, want) {
 		t.Errorf("gone are %v, want %v", got, want)
 	}
 	if got := b.Status().Discarded; got != 4*BalloonPage {
@@ -153,7 +153,7 @@ func TestBalloonTakesReportedRanges(t *testing.T) {
 	)
 	d.notify(balloonReportQ)
 	d.wait(balloonReportQ)
-	if got, want := gone(d), [][2]uint64{{100, 16}, {201, 1}, {testPages - 2, 2}}; !slices.Equal(got, want) {
+	if got, want := goneFrom(d), [][2]uint64{{100, 16}, {201, 1}, {testPages - 2, 2}}; !slices.Equal(got, want) {
 		t.Errorf("gone are %v, want %v", got, want)
 	}
 }
@@ -241,7 +241,7 @@ func TestBalloonWithFewerFeatures(t *testing.T) {
 				d.wait(q)
 				want = append(want, [2]uint64{200, 1})
 			}
-			if got := gone(d); !slices.Equal(got, want) {
+			if got := goneFrom(d); !slices.Equal(got, want) {
 				t.Errorf("without %#x: gone are %v, want %v", c.without, got, want)
 			}
 			if err := b.Refresh(canceled(t)); !errors.Is(err, ErrNoStatistics) {

@@ -1,4 +1,4 @@
-// Package virtio holds the devices a guest sees: block, rng, vsock and balloon. Each implements mmio.Device.
+// Package virtio holds the devices a guest sees: block, net, rng, vsock and balloon. Each implements mmio.Device.
 //
 // Whatever the guest writes is hostile until checked: lengths are bounded, headers are copied before they are read, a request
 // that makes no sense fails alone, and a queue that makes no sense makes its device ask for a reset. Work is done on the
@@ -15,6 +15,7 @@ import (
 
 // Device types (virtio 1.2, section 5).
 const (
+	idNet     = 1
 	idBlock   = 2
 	idRNG     = 4
 	idBalloon = 5

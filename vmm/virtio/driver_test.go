@@ -39,6 +39,7 @@ type driver struct {
 	tr     *mmio.Transport
 	queues []*driverQueue
 	next   guestmem.Addr // free guest memory from here on
+	refuse uint64        // features not to negotiate
 
 	mu   sync.Mutex
 	cond *sync.Cond // an interrupt came
@@ -120,7 +121,7 @@ func (d *driver) negotiate() {
 	for half := range uint32(2) {
 		d.set(tDeviceSelect, half)
 		d.set(tDriverSelect, half)
-		d.set(tDriverFeatures, d.get(tDeviceFeatures))
+		d.set(tDriverFeatures, d.get(tDeviceFeatures)&^uint32(d.refuse>>(32*half)))
 	}
 	d.set(tStatus, 1|2|8)
 }
@@ -282,6 +283,13 @@ func (d *driver) until(cond func() bool) bool {
 			return false
 		}
 	}
+}
+
+// interrupted reports whether there ever was an interrupt.
+func (d *driver) interrupted() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.irqs != 0
 }
 
 // needsReset waits until the device asks for a reset.
