@@ -17,6 +17,8 @@ import (
 	"torpor/api/id"
 )
 
+const kvmDevice = "/dev/kvm"
+
 // checkKVM says in one sentence what is wrong with /dev/kvm.
 func checkKVM(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)

@@ -28,7 +28,7 @@ import (
 
 // run brings the agent up, serves until ctx ends, and takes it down in the reverse order. VMs live on.
 func run(ctx context.Context, cfg config, log zerolog.Logger) (err error) {
-	supervisor := &vmproc.Supervisor{Binary: cfg.VMM, RunDir: filepath.Join(cfg.Run, "vm")}
+	supervisor := &vmproc.Supervisor{Binary: cfg.VMM, RunDir: filepath.Join(cfg.Run, "vm"), KVM: kvmDevice}
 	sandboxDir := filepath.Join(cfg.Data, "sandboxes")
 	if err := prepare(cfg, supervisor.RunDir, sandboxDir); err != nil {
 		return err
@@ -95,7 +95,7 @@ func run(ctx context.Context, cfg config, log zerolog.Logger) (err error) {
 
 // prepare checks the host and makes the directories.
 func prepare(cfg config, dirs ...string) error {
-	if err := checkKVM("/dev/kvm"); err != nil {
+	if err := checkKVM(kvmDevice); err != nil {
 		return err
 	}
 	if _, err := os.Stat(cfg.VMM); err != nil {

@@ -63,7 +63,7 @@ var bugs = []bug{
 	{39, "CH#7932: clock set after vCPUs ran", []string{"vmm/machine.TestRealGuestTimeStandsStillInAPause", "vmm/machine.TestRestoredStateIsTheSavedState"}, ""},
 	{40, "CH#2653: kvmclock lost over a restore", []string{"vmm/machine.TestRealGuestTimeStandsStillInAPause"}, ""},
 	{41, "CH#8004: queues not kicked after a restore", []string{"vmm/virtio/mmio.TestPauseAndResume", "vmm/virtio.TestRNGSaveLoad"}, ""},
-	{42, "CH#6621: a client without a line, or that hangs up, kills the VM", []string{"vmm/virtio.TestVsockConnectLine", "vmm/virtio.TestVsockHostPeerVanishes", "vmm/virtio.TestVsockLosesPatience", "vmm/virtio.FuzzVsockConnectLine"}, ""},
+	{42, "CH#6621: a client without a line, or that hangs up, kills the VM", []string{"vmm/virtio.TestVsockFirstLine", "vmm/virtio.TestVsockHostPeerVanishes", "vmm/virtio.TestVsockLosesPatience", "vmm/virtio.FuzzVsockFirstLine"}, ""},
 	{43, "CH#7596: vsock header read twice", []string{"vmm/virtio.TestVsockHeaderIsReadOnce"}, ""},
 	{44, "CH#8663: triple fault in a restore on demand", []string{"vmm/machine.TestSaveAndRestoreInAChain", "vmm/machine.TestRestoredGuestRunsOnPopulatedMemory"}, "every restore is on demand, by the host kernel's own paging"},
 	{45, "CH#1543: an unreadable MSR aborts the snapshot", []string{"vmm/machine.TestUnknownMSRsAreSkipped"}, ""},

@@ -13,27 +13,34 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"torpor/api/apierr"
+	"torpor/api/fdpass"
 	"torpor/api/vmmpb"
 )
 
 // serveTest serves a process without a machine on a socket of its own and returns its path.
 func serveTest(t testing.TB) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "vmm")
-	listener, err := listen(path)
-	if err != nil {
-		t.Fatal(err)
+	dir := t.TempDir()
+	listen := func(name, network string) *net.UnixListener {
+		l, err := net.ListenUnix(network, &net.UnixAddr{Name: filepath.Join(dir, name), Net: network})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
 	}
+	control, files, vsock := listen("control", "unix"), listen("files", "unixpacket"), listen("vsock", "unix")
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- serve(ctx, listener, newServer(zerolog.Nop()), zerolog.Nop()) }()
+	go func() {
+		served <- serve(ctx, control, newServer(nil, fdpass.NewInbox(files), vsock, zerolog.Nop()), zerolog.Nop())
+	}()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-served; err != nil {
 			t.Errorf("serve: %v", err)
 		}
 	})
-	return path
+	return control.Addr().String()
 }
 
 func dialTest(t testing.TB, path string) vmmpb.VMMService {

@@ -20,7 +20,7 @@ func TestLimit(t *testing.T) {
 	if limit(&vmmpb.RateLimit{Ops: &vmmpb.Bucket{Size: 5, RefillNs: math.MaxUint64}}).Validate() == nil {
 		t.Error("an endless refill time passes")
 	}
-	if config(&vmmpb.Machine{Disks: []*vmmpb.Disk{{Limit: &vmmpb.RateLimit{Ops: &vmmpb.Bucket{Size: 5}}}}}).Disks[0].Limit.Ops.Size != 5 {
+	if (&claims{}).config(&vmmpb.Machine{Disks: []*vmmpb.Disk{{Limit: &vmmpb.RateLimit{Ops: &vmmpb.Bucket{Size: 5}}}}}).Disks[0].Limit.Ops.Size != 5 {
 		t.Error("a disk lost its limit")
 	}
 }

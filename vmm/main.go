@@ -1,6 +1,11 @@
 // Torpor-vmm is one virtual machine: a process that boots or restores a guest under KVM and serves the agent's orders
 // (api/vmmpb) over ttrpc on a unix socket. It outlives the agent that started it and ends by Quit, by SIGTERM, or a minute
 // after its guest has ended.
+//
+// The agent makes the sockets, listening, and the process inherits them: descriptor 3 is the one for orders, 4 the one for the
+// files orders are about (api/fdpass), 5 the one for connections to the guest (virtio.Vsock). Descriptor 6 is /dev/kvm, and the
+// log goes to standard error. What it needs of /proc it opens first of all; once it serves it opens nothing by path, nor any
+// socket.
 package main
 
 import (
@@ -19,7 +24,17 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/rs/zerolog"
 
+	"torpor/api/fdpass"
 	"torpor/api/vmmpb"
+	"torpor/vmm/machine"
+)
+
+// The inherited descriptors.
+const (
+	controlFD = 3 + iota // stream socket
+	filesFD              // seqpacket socket
+	vsockFD              // stream socket
+	kvmFD                // /dev/kvm
 )
 
 const (
@@ -36,57 +51,72 @@ const (
 )
 
 func main() {
-	socket := flag.String("socket", "", "unix socket to serve on (required)")
-	logPath := flag.String("log", "", "log file, appended to (default standard error)")
+	dir := flag.String("machine", "", "the `directory` of the machine's sockets, by which the process is found; nothing is opened there (required)")
 	flag.Parse()
-	if err := run(*socket, *logPath, flag.Args()); err != nil {
+	if err := run(*dir, flag.Args()); err != nil {
 		_, _ = os.Stderr.WriteString("torpor-vmm: " + err.Error() + "\n")
 		os.Exit(1)
 	}
 }
 
-func run(socket, logPath string, rest []string) error {
-	if socket == "" || len(rest) > 0 {
-		return errors.New("usage: torpor-vmm --socket PATH [--log PATH]")
+func run(dir string, rest []string) error {
+	if dir == "" || len(rest) > 0 {
+		return errors.New("usage: torpor-vmm --machine DIR; it is torpor-agent that starts it, with sockets and /dev/kvm as descriptors 3 to 6")
 	}
 	runtime.GOMAXPROCS(maxProcs)
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(heapLimit)
-
-	out := os.Stderr
-	if logPath != "" {
-		f, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if err != nil {
-			return fmt.Errorf("open log: %w", err)
-		}
-		defer func() { _ = f.Close() }()
-		out = f
-	}
-	log := zerolog.New(out).With().Timestamp().Int("pid", os.Getpid()).Logger()
+	time.Local = time.UTC // or the first time stamp opens /etc/localtime
+	log := zerolog.New(os.Stderr).With().Timestamp().Int("pid", os.Getpid()).Str("machine", dir).Logger()
 
 	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer cancel()
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP) // a peer or the agent going away is not our end
 
-	listener, err := listen(socket)
+	in, err := inherit()
 	if err != nil {
 		return err
 	}
-	return serve(stop, listener, newServer(log), log)
+	s := newServer(in.host, fdpass.NewInbox(in.files), in.vsock, log)
+	return errors.Join(serve(stop, in.control, s, log), in.host.Close())
 }
 
-// listen makes the socket, for this user alone. What a dead process left in its place is removed.
-func listen(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove old socket: %w", err)
+// inherited is what the process has to work with.
+type inherited struct {
+	control, files, vsock *net.UnixListener
+	host                  *machine.Host
+}
+
+func inherit() (in inherited, err error) {
+	for _, s := range []struct {
+		fd            uintptr
+		name, network string
+		to            **net.UnixListener
+	}{
+		{controlFD, "control socket", "unix", &in.control},
+		{filesFD, "files socket", "unixpacket", &in.files},
+		{vsockFD, "vsock socket", "unix", &in.vsock},
+	} {
+		if *s.to, err = inheritListener(s.fd, s.name, s.network); err != nil {
+			return in, fmt.Errorf("%s, descriptor %d: %w", s.name, s.fd, err)
+		}
 	}
-	old := syscall.Umask(0o077)
-	defer syscall.Umask(old)
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
+	dev := os.NewFile(kvmFD, "/dev/kvm")
+	in.host, err = machine.OpenHost(dev)
+	return in, errors.Join(err, dev.Close()) // the host has a copy
+}
+
+func inheritListener(fd uintptr, name, network string) (*net.UnixListener, error) {
+	f := os.NewFile(fd, name)
+	l, err := net.FileListener(f) // a copy
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
 	}
-	return l, nil
+	unix, ok := l.(*net.UnixListener)
+	if !ok || unix.Addr().Network() != network {
+		return nil, errors.Join(fmt.Errorf("it is a %s socket, want %s", l.Addr().Network(), network), l.Close())
+	}
+	return unix, nil
 }
 
 // serve answers calls until stop ends, Quit is called, or the guest's end is long enough past.
@@ -98,7 +128,7 @@ func serve(stop context.Context, listener net.Listener, s *server, log zerolog.L
 	vmmpb.RegisterVMMService(rpc, s)
 	served := make(chan error, 1)
 	go func() { served <- rpc.Serve(context.WithoutCancel(stop), listener) }()
-	log.Info().Str("socket", listener.Addr().String()).Msg("serving")
+	log.Info().Msg("serving")
 
 	select {
 	case err = <-served:

@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"errors"
-	"io/fs"
+	"net"
 	"sync"
 	"time"
 
@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"torpor/api/apierr"
+	"torpor/api/fdpass"
 	"torpor/api/vmmpb"
 	"torpor/vmm/loader"
 	"torpor/vmm/machine"
@@ -20,6 +21,9 @@ import (
 
 // server translates between the RPC contract and package machine, and holds the one machine of the process.
 type server struct {
+	host     *machine.Host
+	inbox    *fdpass.Inbox
+	vsock    *net.UnixListener // nil once a machine got it; guarded by making
 	log      zerolog.Logger
 	quit     chan struct{} // closed by Quit
 	stopping chan struct{} // closed when the process ends: Wait gives up
@@ -32,8 +36,9 @@ type server struct {
 	making  bool
 }
 
-func newServer(log zerolog.Logger) *server {
-	return &server{log: log, quit: make(chan struct{}), stopping: make(chan struct{}), lingered: make(chan struct{})}
+// newServer returns a server that owns inbox and vsock.
+func newServer(host *machine.Host, inbox *fdpass.Inbox, vsock *net.UnixListener, log zerolog.Logger) *server {
+	return &server{host: host, inbox: inbox, vsock: vsock, log: log, quit: make(chan struct{}), stopping: make(chan struct{}), lingered: make(chan struct{})}
 }
 
 // stopWaiters lets calls of Wait return.
@@ -41,10 +46,14 @@ func (s *server) stopWaiters() { close(s.stopping) }
 
 // close ends the machine, after the last call.
 func (s *server) close() error {
-	if m := s.current(); m != nil {
-		return m.Close()
+	err := s.inbox.Close()
+	if s.vsock != nil {
+		err = errors.Join(err, s.vsock.Close())
 	}
-	return nil
+	if m := s.current(); m != nil {
+		err = errors.Join(err, m.Close())
+	}
+	return err
 }
 
 func (s *server) current() *machine.Machine {
@@ -82,6 +91,15 @@ func (s *server) create(f func() (*machine.Machine, error)) error {
 	return nil
 }
 
+// complete adds to the configuration what is not of the request. A machine that cannot be made takes the vsock socket with it.
+// Preconditions: making.
+func (s *server) complete(cfg *machine.Config) {
+	cfg.Host = s.host
+	if cfg.Vsock != nil {
+		cfg.Vsock.Listener, s.vsock = s.vsock, nil
+	}
+}
+
 // linger waits for the guest's end and gives its mourners their time.
 func (s *server) linger(m *machine.Machine) {
 	select {
@@ -101,8 +119,14 @@ func (s *server) linger(m *machine.Machine) {
 // Boot implements vmmpb.VMMService.
 func (s *server) Boot(_ context.Context, r *vmmpb.BootRequest) (*vmmpb.BootResponse, error) {
 	err := s.create(func() (*machine.Machine, error) {
-		kernel := machine.Kernel{Path: r.GetKernel(), Initrd: r.GetInitrd(), Cmdline: r.GetCmdline()}
-		return machine.Boot(config(r.GetMachine()), kernel, s.log)
+		c := claims{from: s.inbox}
+		cfg := c.config(r.GetMachine())
+		kernel := machine.Kernel{Image: c.file(r.GetKernel()), Initrd: c.optional(r.GetInitrd()), Cmdline: r.GetCmdline()}
+		if err := c.check(); err != nil {
+			return nil, err
+		}
+		s.complete(&cfg)
+		return machine.Boot(cfg, kernel, s.log)
 	})
 	if err != nil {
 		return nil, err
@@ -114,8 +138,14 @@ func (s *server) Boot(_ context.Context, r *vmmpb.BootRequest) (*vmmpb.BootRespo
 func (s *server) Restore(_ context.Context, r *vmmpb.RestoreRequest) (*vmmpb.RestoreResponse, error) {
 	var phases machine.Phases
 	err := s.create(func() (m *machine.Machine, err error) {
-		from := machine.Snapshot{State: r.GetState(), Base: r.GetBaseMemory(), Diff: r.GetDiffMemory()}
-		m, phases, err = machine.Restore(config(r.GetMachine()), from, r.GetStopped(), s.log)
+		c := claims{from: s.inbox}
+		cfg := c.config(r.GetMachine())
+		from := machine.Snapshot{State: c.file(r.GetState()), Base: c.file(r.GetBaseMemory()), Diff: c.optional(r.GetDiffMemory())}
+		if err := c.check(); err != nil {
+			return nil, err
+		}
+		s.complete(&cfg)
+		m, phases, err = machine.Restore(cfg, from, r.GetStopped(), s.log)
 		return m, err
 	})
 	if err != nil {
@@ -160,8 +190,13 @@ func (s *server) Save(_ context.Context, r *vmmpb.SaveRequest) (*vmmpb.SaveRespo
 	if !ok {
 		return nil, apierr.ToStatus(apierr.New(apierr.BadRequest, "kind must be full or diff"))
 	}
+	c := claims{from: s.inbox}
+	state, memory := c.file(r.GetState()), c.file(r.GetMemory())
+	if err := c.check(); err != nil {
+		return nil, status(err)
+	}
 	start := time.Now()
-	saved, err := m.Save(kind, r.GetState(), r.GetMemory())
+	saved, err := m.Save(kind, state, memory)
 	if err != nil {
 		return nil, status(err)
 	}
@@ -210,31 +245,6 @@ func (s *server) Quit(context.Context, *vmmpb.QuitRequest) (*vmmpb.QuitResponse,
 	return &vmmpb.QuitResponse{}, nil
 }
 
-// config translates the machine of a request; package machine judges it.
-func config(m *vmmpb.Machine) machine.Config {
-	c := machine.Config{VCPUs: int(m.GetVcpus()), MemoryBytes: m.GetMemoryBytes(), CPUTemplate: m.GetCpuTemplate()}
-	for _, d := range m.GetDisks() {
-		c.Disks = append(c.Disks, machine.Disk{ID: d.GetId(), Base: d.GetBase(), Layers: d.GetLayers(), Top: d.GetTop(), Limit: limit(d.GetLimit())})
-	}
-	if v := m.GetVsock(); v != nil {
-		c.Vsock = &machine.Vsock{CID: v.GetCid(), Socket: v.GetSocket()}
-	}
-	for _, n := range m.GetNets() {
-		card := machine.Net{ID: n.GetId()} // nobody hands taps over yet, so a machine with network cards is refused
-		if len(n.GetMac()) == len(card.MAC) {
-			copy(card.MAC[:], n.GetMac())
-		}
-		c.Net = append(c.Net, card)
-	}
-	if con := m.GetConsole(); con.GetEnabled() {
-		c.Console = &machine.Console{Log: con.GetLog(), MaxBytes: con.GetMaxBytes()}
-	}
-	if b := m.GetBalloon(); b != nil {
-		c.Balloon = &machine.Balloon{Reporting: b.GetReporting()}
-	}
-	return c
-}
-
 // status gives an error its code.
 func status(err error) error {
 	if err == nil {
@@ -243,7 +253,7 @@ func status(err error) error {
 	code := apierr.Internal
 	var broken *snapshot.Error
 	switch {
-	case errors.Is(err, machine.ErrConfig), errors.Is(err, loader.ErrKernel), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrExist):
+	case errors.Is(err, machine.ErrConfig), errors.Is(err, loader.ErrKernel), errors.Is(err, fdpass.ErrNotHeld):
 		code = apierr.BadRequest
 	case errors.Is(err, machine.ErrNotPaused), errors.Is(err, machine.ErrNoBalloon):
 		code = apierr.BadRequest

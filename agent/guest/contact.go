@@ -71,8 +71,12 @@ func Entropy() []byte {
 // Handshake makes the guest ready for an incarnation and returns the connection. A guest that does not take the connection
 // yet is tried again until ctx ends; what it answered is final. The time in the request is set here, at the last moment.
 func (g *Guest) Handshake(ctx context.Context, req *guestpb.HandshakeRequest) (*Contact, error) {
+	var last error // what a try failed of that ctx did not cut short
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		c, err := g.handshake(ctx, req)
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
 		if err == nil {
 			return c, nil
 		}
@@ -81,7 +85,7 @@ func (g *Guest) Handshake(ctx context.Context, req *guestpb.HandshakeRequest) (*
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("handshake: %w (last: %w)", context.Cause(ctx), err)
+			return nil, fmt.Errorf("handshake: %w (last: %w)", context.Cause(ctx), last)
 		case <-time.After(pause):
 		}
 	}

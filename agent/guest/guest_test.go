@@ -236,7 +236,7 @@ func TestAnAnsweredRefusalIsFinalAndKeepsItsCode(t *testing.T) {
 
 func TestHandshakeWithNobodyThereEndsWithItsCauseAndTheLastError(t *testing.T) {
 	cause := errors.New("envd did not answer in time")
-	ctx, cancel := context.WithTimeoutCause(context.Background(), 50*time.Millisecond, cause)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), 500*time.Millisecond, cause)
 	defer cancel()
 	_, err := At(filepath.Join(t.TempDir(), "none")).Handshake(ctx, request(1))
 	if !errors.Is(err, cause) || !strings.Contains(err.Error(), "no such file") {
@@ -272,29 +272,56 @@ func TestDialReachesPortsAndTellsClosedFromBroken(t *testing.T) {
 
 func TestHello(t *testing.T) {
 	vsock := filepath.Join(t.TempDir(), "vsock.sock")
-	h, err := ListenHello(vsock)
+	vmm, err := net.Listen("unix", vsock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer vmm.Close()
+	h, err := ListenHello(vsock) // nobody answers yet
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	say := func(text string) {
-		conn, err := net.Dial("unix", vsock+"_1024")
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		fmt.Fprint(conn, text)
-		conn.Close()
-	}
 	go func() {
 		for _, text := range []string{"", "goodbye\n", "hello \x00\n", strings.Repeat("a", 500), "hello 1234-abcd\n"} {
-			say(text)
+			conn, err := vmm.Accept()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if line, err := readLine(conn); err != nil || line != "LISTEN 1024" {
+				t.Errorf("the VMM is told %q, %v", line, err)
+			}
+			fmt.Fprint(conn, "OK\n"+text)
+			conn.Close()
 		}
 	}()
 	if id, err := h.Wait(bounded(t, enough)); err != nil || id != "1234-abcd" {
 		t.Errorf("got %q, %v", id, err)
 	}
+}
+
+func TestHelloEndsWithItsContextOrTheVMM(t *testing.T) {
+	vsock := filepath.Join(t.TempDir(), "vsock.sock")
+	vmm, err := net.Listen("unix", vsock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := ListenHello(vsock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
 	if _, err := h.Wait(bounded(t, 20*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	h, err = ListenHello(vsock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	vmm.Close()
+	if _, err := h.Wait(bounded(t, enough)); err == nil || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 }

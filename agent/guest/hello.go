@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
-	"os"
 	"strings"
 )
 
@@ -14,50 +12,70 @@ import (
 const helloPort = 1024
 
 // Hello waits for the first sign of life of a guest that boots.
-type Hello struct{ l *net.UnixListener }
-
-// ListenHello opens the host side of the hello port. It must be open before the guest boots.
-func ListenHello(vsockSocket string) (*Hello, error) {
-	path := fmt.Sprintf("%s_%d", vsockSocket, helloPort)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("listen for the guest's hello: %w", err)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("listen for the guest's hello: %w", err)
-	}
-	return &Hello{l}, nil
+type Hello struct {
+	socket string
+	conn   net.Conn // has asked for a connection of the guest
 }
 
-// Wait returns the boot id the guest said hello with. Connections that say anything else are dropped.
+// ListenHello has the VMM keep a connection of the guest to the hello port for us. It must be called before the guest boots, and
+// does not wait for the VMM, which answers when it has a machine.
+func ListenHello(vsockSocket string) (*Hello, error) {
+	h := &Hello{socket: vsockSocket}
+	if err := h.listen(); err != nil {
+		return nil, fmt.Errorf("listen for the guest's hello: %w", err)
+	}
+	return h, nil
+}
+
+func (h *Hello) listen() (err error) {
+	if h.conn, err = net.Dial("unix", h.socket); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(h.conn, "LISTEN %d\n", helloPort) // into an empty buffer: it does not wait
+	if err != nil {
+		h.conn.Close()
+	}
+	return err
+}
+
+// Wait returns the boot id the guest said hello with. Connections of the guest that say anything else are dropped.
 func (h *Hello) Wait(ctx context.Context) (string, error) {
-	defer context.AfterFunc(ctx, func() { cut(h.l) })()
 	for {
-		conn, err := h.l.Accept()
+		bootID, err := h.next(ctx)
 		if ctx.Err() != nil {
-			if err == nil {
-				conn.Close()
-			}
-			return "", fmt.Errorf("wait for the guest's hello: %w", context.Cause(ctx))
+			err = context.Cause(ctx)
 		}
 		if err != nil {
 			return "", fmt.Errorf("wait for the guest's hello: %w", err)
 		}
-		line, err := readHello(ctx, conn)
-		if err != nil {
-			continue
-		}
-		if bootID, ok := strings.CutPrefix(line, "hello "); ok && word(bootID) {
+		if bootID != "" {
 			return bootID, nil
+		}
+		h.conn.Close()
+		if err := h.listen(); err != nil {
+			return "", fmt.Errorf("wait for the guest's hello: %w", err)
 		}
 	}
 }
 
-func readHello(ctx context.Context, conn net.Conn) (string, error) {
-	defer conn.Close()
+// next reads what the next connection of the guest says; "" for anything but a hello.
+func (h *Hello) next(ctx context.Context) (string, error) {
+	conn := h.conn
 	defer context.AfterFunc(ctx, func() { cut(conn) })()
-	return readLine(conn)
+	answer, err := readLine(conn)
+	if err == nil && answer != "OK" {
+		err = errors.New("it is no answer to LISTEN")
+	}
+	if err != nil {
+		return "", fmt.Errorf("the VMM answered %q: %w", answer, err)
+	}
+	line, err := readLine(conn)
+	bootID, ok := strings.CutPrefix(line, "hello ")
+	if err != nil || !ok || !word(bootID) {
+		return "", nil
+	}
+	return bootID, nil
 }
 
-// Close closes the port.
-func (h *Hello) Close() { h.l.Close() }
+// Close gives the port up.
+func (h *Hello) Close() { h.conn.Close() }

@@ -167,7 +167,7 @@ func (s *Sandbox) bringUp(ctx context.Context, op *operation, plan *startPlan, t
 		return nil, err
 	}
 
-	l := &live{vm: vm, guest: s.m.cfg.Guests(req.Machine.Vsock.Socket), incarnation: plan.incarnation, done: make(chan struct{})}
+	l := &live{vm: vm, guest: s.m.cfg.Guests(s.m.cfg.VMMs.VsockSocket(s.id)), incarnation: plan.incarnation, done: make(chan struct{})}
 	if err := s.greet(ctx, l, plan.handshake, times, at); err != nil {
 		return nil, err
 	}
@@ -236,7 +236,7 @@ func (s *Sandbox) restoreRequest(ctx context.Context, plan *startPlan) (*vmmpb.R
 		}
 		layers = append(layers, s.paths.layer(l))
 	}
-	req.Machine = t.Machine(layers, top, &vmmpb.Vsock{Cid: guestCID, Socket: s.m.cfg.VMMs.VsockSocket(s.id)},
+	req.Machine = t.Machine(layers, top, &vmmpb.Vsock{Cid: guestCID},
 		&vmmpb.Console{Enabled: true, Log: s.paths.console(), MaxBytes: consoleBytes})
 	return req, nil
 }

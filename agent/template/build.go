@@ -64,7 +64,7 @@ func (b *Builder) bootAndSave(ctx context.Context, vm *vmproc.Process, job Job) 
 		return err
 	}
 	defer hello.Close()
-	if err := b.boot(ctx, vm, job, socket); err != nil {
+	if err := b.boot(ctx, vm, job); err != nil {
 		return err
 	}
 	// Whatever is waited for from here on, a guest that ends says so itself.
@@ -98,7 +98,7 @@ func ended(ctx context.Context, vm *vmproc.Process) error {
 }
 
 // boot starts the kernel.
-func (b *Builder) boot(ctx context.Context, vm *vmproc.Process, job Job, socket string) error {
+func (b *Builder) boot(ctx context.Context, vm *vmproc.Process, job Job) error {
 	budget, cancel := context.WithTimeout(ctx, b.Budgets.Restore)
 	defer cancel()
 	shape := Template{
@@ -106,7 +106,7 @@ func (b *Builder) boot(ctx context.Context, vm *vmproc.Process, job Job, socket 
 		VCPUs:  job.VCPUs, MemoryBytes: job.MemoryBytes,
 	}
 	_, err := vm.Boot(budget, &vmmpb.BootRequest{
-		Machine: shape.Machine(nil, job.Draft.Path(layerFile), &vmmpb.Vsock{Cid: guestCID, Socket: socket},
+		Machine: shape.Machine(nil, job.Draft.Path(layerFile), &vmmpb.Vsock{Cid: guestCID},
 			&vmmpb.Console{Enabled: true, Log: job.Console, MaxBytes: consoleBytes}),
 		Kernel:  filepath.Join(job.ImageDir, job.Image.Vmlinux),
 		Initrd:  filepath.Join(job.ImageDir, job.Image.Initrd),

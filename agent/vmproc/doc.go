@@ -4,5 +4,8 @@
 // number and its start time (field 22 of /proc/PID/stat), which together are never reused within a boot, and is held by a
 // pidfd, so that neither a signal nor a death notice can concern another process. Death is an event of the pidfd; nothing polls.
 //
+// A VMM opens no file and no socket: it inherits its sockets and /dev/kvm, and every file it works on is opened here and handed
+// over (api/fdpass). The sockets' files stay where a later agent finds them.
+//
 // A Process is safe for concurrent use.
 package vmproc

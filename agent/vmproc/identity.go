@@ -77,10 +77,10 @@ func parseStat(raw []byte) (state byte, start uint64, err error) {
 // Found is a torpor-vmm process seen in /proc.
 type Found struct {
 	Identity Identity
-	Name     string // the directory below the run directory that holds its socket
+	Name     string // the directory below the run directory that holds its sockets
 }
 
-// scan lists the torpor-vmm processes whose socket lies below runDir, whoever started them.
+// scan lists the torpor-vmm processes whose sockets lie below runDir, whoever started them.
 func scan(runDir string) ([]Found, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -114,11 +114,10 @@ func machineOf(cmdline []byte, runDir string) (string, bool) {
 		return "", false
 	}
 	for i, a := range args[:len(args)-1] {
-		if a != socketFlag {
-			continue
+		if a == machineFlag {
+			dir := filepath.Clean(args[i+1])
+			return filepath.Base(dir), filepath.Dir(dir) == filepath.Clean(runDir)
 		}
-		dir := filepath.Dir(args[i+1])
-		return filepath.Base(dir), filepath.Dir(dir) == filepath.Clean(runDir) && filepath.Base(args[i+1]) == socketName
 	}
 	return "", false
 }

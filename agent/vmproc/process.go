@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -19,24 +20,20 @@ import (
 	"torpor/api/vmmpb"
 )
 
-const (
-	binaryName = "torpor-vmm"
-	socketFlag = "--socket"
-	socketName = "vmm.sock"
-	vsockName  = "vsock.sock"
-)
+const binaryName = "torpor-vmm"
 
 // Supervisor starts and finds the VMMs of one agent.
 type Supervisor struct {
 	Binary string // path of torpor-vmm
 	RunDir string // one directory a machine below it, for its sockets
+	KVM    string // path of the KVM device
 }
 
 // Dir returns the directory of the sockets of a machine.
 func (s *Supervisor) Dir(name string) string { return filepath.Join(s.RunDir, name) }
 
-// VsockSocket returns the path for a machine's hybrid vsock socket.
-func (s *Supervisor) VsockSocket(name string) string { return filepath.Join(s.Dir(name), vsockName) }
+// VsockSocket returns the path of the socket by which a machine's guest is reached.
+func (s *Supervisor) VsockSocket(name string) string { return filepath.Join(s.Dir(name), vsockSocket) }
 
 // Clear removes the sockets of a machine that has ended.
 func (s *Supervisor) Clear(name string) error {
@@ -62,11 +59,13 @@ func (s *Supervisor) End(ctx context.Context, id Identity) error {
 func (s *Supervisor) Scan() ([]Found, error) { return scan(s.RunDir) }
 
 // Process is one living (or ended) torpor-vmm and the connection to it. Its calls answer *apierr.Error for what the VMM
-// refused; transport errors pass as they are.
+// refused; transport errors pass as they are. In the requests of Boot, Restore and Save files are paths.
 type Process struct {
 	vmmpb.VMMService
 	identity Identity
 	client   *ttrpc.Client
+	files    string        // socket for files, api/fdpass
+	sent     atomic.Uint64 // numbers the files sent
 	pidfd    pidfd
 	cmd      *exec.Cmd     // nil if adopted
 	done     chan struct{} // closed when the process has ended, or after Detach
@@ -74,31 +73,41 @@ type Process struct {
 	detached bool          // it was let go of and may live; written before done is closed
 }
 
-// Start starts a VMM for the machine called name, with its output going to logPath, and returns when it answers on its
-// socket. What an earlier machine of that name left in the socket directory is removed.
+// Start starts a VMM for the machine called name, with its output going to logPath, and returns when it answers. What an
+// earlier machine of that name left in the socket directory is removed.
 func (s *Supervisor) Start(ctx context.Context, name, logPath string) (_ *Process, err error) {
-	dir := s.Dir(name)
-	if err := os.RemoveAll(dir); err != nil {
-		return nil, fmt.Errorf("clear socket directory: %w", err)
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make socket directory: %w", err)
-	}
-	watch, err := watchDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer watch.close()
 	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open VMM log: %w", err)
 	}
 	defer log.Close()
+	p, err := s.launch(name, log)
+	if err != nil {
+		return nil, err
+	}
+	err = s.connect(ctx, p, name)
+	if err == nil {
+		_, err = p.Status(ctx, &vmmpb.StatusRequest{})
+	}
+	if err != nil {
+		// The end of one that has died by itself is not the kill's, and comes at once: its sockets went with it.
+		killed := p.Kill(context.WithoutCancel(ctx))
+		return nil, errors.Join(fmt.Errorf("the VMM did not answer (%s): %w; see %s", p.ended, err, logPath), killed)
+	}
+	return p, nil
+}
 
-	socket := filepath.Join(dir, socketName)
-	cmd := exec.Command(s.Binary, socketFlag, socket, "--log", logPath)
+// launch starts the process. Nobody but the process has its sockets when it returns.
+func (s *Supervisor) launch(name string, log *os.File) (*Process, error) {
+	inherited, err := s.openDescriptors(s.Dir(name))
+	if err != nil {
+		return nil, err
+	}
+	defer inherited.close()
+	cmd := exec.Command(s.Binary, machineFlag, s.Dir(name))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = []string{}
+	cmd.ExtraFiles = inherited
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // no terminal or group signal of the agent reaches it
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Binary, err)
@@ -107,30 +116,6 @@ func (s *Supervisor) Start(ctx context.Context, name, logPath string) (_ *Proces
 	if err != nil {
 		return nil, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, p.Kill(context.WithoutCancel(ctx)))
-		}
-	}()
-	// A VMM that dies at once must not cost the whole budget.
-	dialCtx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(ctx, func() { cancel(ctx.Err()) })()
-	go func() {
-		select {
-		case <-p.done:
-			cancel(fmt.Errorf("the VMM ended before it answered (%s); see %s", p.ended, logPath))
-		case <-dialCtx.Done():
-		}
-	}()
-	conn, err := dialCreated(dialCtx, watch, socket)
-	if err != nil {
-		if cause := context.Cause(dialCtx); cause != nil {
-			err = cause
-		}
-		return nil, fmt.Errorf("connect to the VMM: %w", err)
-	}
-	p.attach(conn)
 	return p, nil
 }
 
@@ -140,12 +125,10 @@ func (s *Supervisor) Adopt(ctx context.Context, name string, id Identity) (*Proc
 	if err != nil {
 		return nil, err
 	}
-	conn, err := dialBound(ctx, filepath.Join(s.Dir(name), socketName))
-	if err != nil {
+	if err := s.connect(ctx, p, name); err != nil {
 		p.Detach()
-		return nil, fmt.Errorf("connect to VMM process %d: %w", id.PID, err)
+		return nil, fmt.Errorf("VMM process %d: %w", id.PID, err)
 	}
-	p.attach(conn)
 	return p, nil
 }
 
@@ -196,9 +179,16 @@ func (p *Process) watch() {
 	p.pidfd.close()
 }
 
-func (p *Process) attach(conn net.Conn) {
+// connect connects to the process's control socket, which is there before the process is.
+func (s *Supervisor) connect(ctx context.Context, p *Process, name string) error {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(s.Dir(name), controlSocket))
+	if err != nil {
+		return fmt.Errorf("connect to the VMM: %w", err)
+	}
+	p.files = filepath.Join(s.Dir(name), filesSocket)
 	p.client = ttrpc.NewClient(conn, ttrpc.WithUnaryClientInterceptor(typedErrors))
 	p.VMMService = vmmpb.NewVMMClient(p.client)
+	return nil
 }
 
 // typedErrors gives the callers the *apierr.Error the VMM answered with.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -15,8 +16,10 @@ import (
 	"time"
 
 	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
 
 	"torpor/api/apierr"
+	"torpor/api/fdpass"
 	"torpor/api/vmmpb"
 )
 
@@ -30,15 +33,60 @@ func TestMain(m *testing.M) {
 
 type standInVMM struct {
 	vmmpb.VMMService
-	quit func()
+	files *fdpass.Inbox
+	quit  func()
+}
+
+// Boot answers as an error what is in the files, in their order, with an exclamation mark if a file can be written to.
+func (v *standInVMM) Boot(_ context.Context, r *vmmpb.BootRequest) (*vmmpb.BootResponse, error) {
+	var said []string
+	names := []string{r.Kernel, r.Initrd}
+	for _, d := range r.Machine.Disks {
+		names = append(append(names, d.Base, d.Top), d.Layers...)
+	}
+	for _, name := range append(names, r.Machine.Console.Log) {
+		f, err := v.files.Claim(name)
+		if err != nil {
+			return nil, apierr.ToStatus(err)
+		}
+		text, _ := io.ReadAll(f)
+		if _, err := f.Write(nil); err == nil {
+			if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0); err == nil && flags&unix.O_ACCMODE == unix.O_RDWR {
+				text = append(text, '!')
+			}
+		}
+		said = append(said, string(text))
+		f.Close()
+	}
+	return nil, apierr.ToStatus(apierr.New(apierr.Busy, "%s", strings.Join(said, " ")))
+}
+
+func (v *standInVMM) Restore(_ context.Context, r *vmmpb.RestoreRequest) (*vmmpb.RestoreResponse, error) {
+	f, err := v.files.Claim(r.State)
+	if err != nil {
+		return nil, apierr.ToStatus(err)
+	}
+	f.Close() // the others are left
+	return &vmmpb.RestoreResponse{}, nil
 }
 
 func (v *standInVMM) Status(context.Context, *vmmpb.StatusRequest) (*vmmpb.StatusResponse, error) {
 	return &vmmpb.StatusResponse{State: "idle"}, nil
 }
 
-func (v *standInVMM) Save(context.Context, *vmmpb.SaveRequest) (*vmmpb.SaveResponse, error) {
-	return nil, apierr.ToStatus(apierr.New(apierr.DiskFull, "no room"))
+func (v *standInVMM) Save(_ context.Context, r *vmmpb.SaveRequest) (*vmmpb.SaveResponse, error) {
+	if r.Kind == vmmpb.SaveKind_SAVE_KIND_UNSPECIFIED {
+		return nil, apierr.ToStatus(apierr.New(apierr.DiskFull, "no room"))
+	}
+	for _, name := range []string{r.State, r.Memory} {
+		f, err := v.files.Claim(name)
+		if err != nil {
+			return nil, apierr.ToStatus(err)
+		}
+		fmt.Fprint(f, "saved")
+		f.Close()
+	}
+	return &vmmpb.SaveResponse{}, nil
 }
 
 func (v *standInVMM) Quit(context.Context, *vmmpb.QuitRequest) (*vmmpb.QuitResponse, error) {
@@ -48,14 +96,18 @@ func (v *standInVMM) Quit(context.Context, *vmmpb.QuitRequest) (*vmmpb.QuitRespo
 
 // standIn behaves as the name of its directory says.
 func standIn(args []string) int {
-	socket := args[2]
-	if strings.Contains(socket, "/idie/") {
+	name := filepath.Base(args[2])
+	if name == "idie" {
 		return 3
 	}
-	if strings.Contains(socket, "/ihang/") {
+	if name == "ihang" {
 		select {}
 	}
-	l, err := net.Listen("unix", socket)
+	l, err := net.FileListener(os.NewFile(3, "control"))
+	if err != nil {
+		return 1
+	}
+	files, err := net.FileListener(os.NewFile(4, "files"))
 	if err != nil {
 		return 1
 	}
@@ -64,10 +116,10 @@ func standIn(args []string) int {
 		return 1
 	}
 	quit := func() { os.Exit(0) }
-	if strings.Contains(socket, "/istubborn/") {
+	if name == "istubborn" {
 		quit = func() {}
 	}
-	vmmpb.RegisterVMMService(server, &standInVMM{quit: quit})
+	vmmpb.RegisterVMMService(server, &standInVMM{files: fdpass.NewInbox(files.(*net.UnixListener)), quit: quit})
 	if server.Serve(context.Background(), l) != nil {
 		return 1
 	}
@@ -85,7 +137,18 @@ func supervisor(t *testing.T) *Supervisor {
 	if err := os.Symlink(self, binary); err != nil {
 		t.Fatal(err)
 	}
-	return &Supervisor{Binary: binary, RunDir: filepath.Join(dir, "vm")}
+	return &Supervisor{Binary: binary, RunDir: runDir(t), KVM: os.DevNull}
+}
+
+// runDir is short, as the path of a socket must be.
+func runDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "vm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }
 
 func bounded(t *testing.T) context.Context {
@@ -179,6 +242,10 @@ func TestAnotherAgentTakesAProcessOver(t *testing.T) {
 	if _, err := second.Status(bounded(t), &vmmpb.StatusRequest{}); err != nil {
 		t.Error(err)
 	}
+	in := dirOf(t)
+	if _, err := second.Save(bounded(t), &vmmpb.SaveRequest{Kind: vmmpb.SaveKind_SAVE_KIND_FULL, State: in("state"), Memory: in("memory")}); err != nil {
+		t.Errorf("files do not reach one that was taken over: %v", err)
+	}
 	if err := second.Kill(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -238,14 +305,13 @@ func itoa(n int) string { return strconv.Itoa(n) }
 
 func TestMachineOf(t *testing.T) {
 	for cmdline, want := range map[string]string{
-		"/usr/bin/torpor-vmm\x00--socket\x00/run/t/vm/i1/vmm.sock\x00--log\x00x\x00": "i1",
-		"torpor-vmm\x00--socket\x00/run/other/vm/i1/vmm.sock\x00":                    "",
-		"torpor-vmm\x00--socket\x00/run/t/vm/i1/deep/vmm.sock\x00":                   "",
-		"torpor-vmm\x00--socket\x00/run/t/vm/i1/other.sock\x00":                      "",
-		"vim\x00--socket\x00/run/t/vm/i1/vmm.sock\x00":                               "",
-		"torpor-vmm\x00--socket\x00":                                                 "",
-		"torpor-vmm\x00":                                                             "",
-		"":                                                                           "",
+		"/usr/bin/torpor-vmm\x00--machine\x00/run/t/vm/i1\x00--log\x00x\x00": "i1",
+		"torpor-vmm\x00--machine\x00/run/other/vm/i1\x00":                    "",
+		"torpor-vmm\x00--machine\x00/run/t/vm/i1/deep\x00":                   "",
+		"vim\x00--machine\x00/run/t/vm/i1\x00":                               "",
+		"torpor-vmm\x00--machine\x00":                                        "",
+		"torpor-vmm\x00":                                                     "",
+		"":                                                                   "",
 	} {
 		name, ok := machineOf([]byte(cmdline), "/run/t/vm")
 		if ok != (want != "") || (ok && name != want) {

@@ -5,7 +5,10 @@
 // source: api/vmmpb/vmm.proto
 
 // The contract between an agent and one torpor-vmm process. One process serves one microVM, over ttrpc on a unix socket.
-// All paths are absolute and local to the process. Every call is answered with apierr codes.
+// Every call is answered with apierr codes.
+//
+// The process opens nothing. A field called a file is the name of one that was handed over before (api/fdpass), on a connection
+// that is still open; the call takes it, whatever comes of it.
 
 package vmmpb
 
@@ -177,9 +180,9 @@ func (x *Machine) GetNets() []*Net {
 type Disk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`         // virtio-blk device id, at most 20 bytes
-	Base          string                 `protobuf:"bytes,2,opt,name=base,proto3" json:"base,omitempty"`     // raw image
-	Layers        []string               `protobuf:"bytes,3,rep,name=layers,proto3" json:"layers,omitempty"` // read-only layers (vmm/cow), oldest first
-	Top           string                 `protobuf:"bytes,4,opt,name=top,proto3" json:"top,omitempty"`       // writable layer, must exist; empty makes the disk read-only
+	Base          string                 `protobuf:"bytes,2,opt,name=base,proto3" json:"base,omitempty"`     // file: raw image
+	Layers        []string               `protobuf:"bytes,3,rep,name=layers,proto3" json:"layers,omitempty"` // files: read-only layers (vmm/cow), oldest first
+	Top           string                 `protobuf:"bytes,4,opt,name=top,proto3" json:"top,omitempty"`       // file: writable layer; empty makes the disk read-only
 	Limit         *RateLimit             `protobuf:"bytes,5,opt,name=limit,proto3" json:"limit,omitempty"`   // absent: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -364,10 +367,11 @@ func (x *Bucket) GetRefillNs() uint64 {
 	return 0
 }
 
+// Vsock is served on the unix socket the process has inherited: "CONNECT <port>\n" -> "OK <hostport>\n" is a connection to the
+// guest; "LISTEN <port>\n" -> "OK\n" waits for one of the guest to that port of the host, and is it when it comes.
 type Vsock struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Cid           uint64                 `protobuf:"varint,1,opt,name=cid,proto3" json:"cid,omitempty"`      // guest CID, >= 3
-	Socket        string                 `protobuf:"bytes,2,opt,name=socket,proto3" json:"socket,omitempty"` // hybrid unix socket: "CONNECT <port>\n" -> "OK <hostport>\n"; guest->host goes to <socket>_<port>
+	Cid           uint64                 `protobuf:"varint,1,opt,name=cid,proto3" json:"cid,omitempty"` // guest CID, >= 3
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -409,17 +413,10 @@ func (x *Vsock) GetCid() uint64 {
 	return 0
 }
 
-func (x *Vsock) GetSocket() string {
-	if x != nil {
-		return x.Socket
-	}
-	return ""
-}
-
 type Console struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Enabled       bool                   `protobuf:"varint,1,opt,name=enabled,proto3" json:"enabled,omitempty"`
-	Log           string                 `protobuf:"bytes,2,opt,name=log,proto3" json:"log,omitempty"`                            // bounded file: the newest bytes are kept
+	Log           string                 `protobuf:"bytes,2,opt,name=log,proto3" json:"log,omitempty"`                            // file, kept bounded: the newest bytes stay; empty for none
 	MaxBytes      uint64                 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"` // 0 = 256 KiB
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -584,8 +581,8 @@ func (x *Net) GetMac() []byte {
 type BootRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
-	Kernel        string                 `protobuf:"bytes,2,opt,name=kernel,proto3" json:"kernel,omitempty"` // ELF vmlinux
-	Initrd        string                 `protobuf:"bytes,3,opt,name=initrd,proto3" json:"initrd,omitempty"`
+	Kernel        string                 `protobuf:"bytes,2,opt,name=kernel,proto3" json:"kernel,omitempty"` // file: ELF vmlinux
+	Initrd        string                 `protobuf:"bytes,3,opt,name=initrd,proto3" json:"initrd,omitempty"` // file; empty for none
 	Cmdline       string                 `protobuf:"bytes,4,opt,name=cmdline,proto3" json:"cmdline,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -687,10 +684,10 @@ func (*BootResponse) Descriptor() ([]byte, []int) {
 
 type RestoreRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`                         // shape must equal the saved one; paths are this process's own
+	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`                         // shape must equal the saved one
 	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`                             // file written by Save
-	BaseMemory    string                 `protobuf:"bytes,3,opt,name=base_memory,json=baseMemory,proto3" json:"base_memory,omitempty"` // flat file, mapped MAP_PRIVATE
-	DiffMemory    string                 `protobuf:"bytes,4,opt,name=diff_memory,json=diffMemory,proto3" json:"diff_memory,omitempty"` // written by Save as DIFF; empty when the saved machine is the base itself
+	BaseMemory    string                 `protobuf:"bytes,3,opt,name=base_memory,json=baseMemory,proto3" json:"base_memory,omitempty"` // file: flat, mapped MAP_PRIVATE
+	DiffMemory    string                 `protobuf:"bytes,4,opt,name=diff_memory,json=diffMemory,proto3" json:"diff_memory,omitempty"` // file written by Save as DIFF; empty when the saved machine is the base itself
 	Stopped       bool                   `protobuf:"varint,5,opt,name=stopped,proto3" json:"stopped,omitempty"`                        // leave the vCPUs paused
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -968,8 +965,8 @@ func (*ResumeResponse) Descriptor() ([]byte, []int) {
 type SaveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          SaveKind               `protobuf:"varint,1,opt,name=kind,proto3,enum=torpor.vmm.SaveKind" json:"kind,omitempty"`
-	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`   // created with O_EXCL
-	Memory        string                 `protobuf:"bytes,3,opt,name=memory,proto3" json:"memory,omitempty"` // created with O_EXCL
+	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`   // file: empty, open for reading and writing
+	Memory        string                 `protobuf:"bytes,3,opt,name=memory,proto3" json:"memory,omitempty"` // file: empty, open for reading and writing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1678,10 +1675,9 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\x06Bucket\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\x04R\x04size\x12\x14\n" +
 	"\x05burst\x18\x02 \x01(\x04R\x05burst\x12\x1b\n" +
-	"\trefill_ns\x18\x03 \x01(\x04R\brefillNs\"1\n" +
+	"\trefill_ns\x18\x03 \x01(\x04R\brefillNs\"\x1f\n" +
 	"\x05Vsock\x12\x10\n" +
-	"\x03cid\x18\x01 \x01(\x04R\x03cid\x12\x16\n" +
-	"\x06socket\x18\x02 \x01(\tR\x06socket\"R\n" +
+	"\x03cid\x18\x01 \x01(\x04R\x03cidJ\x04\b\x02\x10\x03\"R\n" +
 	"\aConsole\x12\x18\n" +
 	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x10\n" +
 	"\x03log\x18\x02 \x01(\tR\x03log\x12\x1b\n" +

@@ -45,7 +45,7 @@ func newBooter(o options, s shape) (*booter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making a directory for the cold boot: %w", err)
 	}
-	return &booter{dir, imageDir, image, s, &vmproc.Supervisor{Binary: o.vmm, RunDir: filepath.Join(dir, "run")}}, nil
+	return &booter{dir, imageDir, image, s, &vmproc.Supervisor{Binary: o.vmm, RunDir: filepath.Join(dir, "run"), KVM: "/dev/kvm"}}, nil
 }
 
 func (b *booter) close() { _ = os.RemoveAll(b.dir) } // what stays is only litter, and the next line tells of real faults
@@ -87,7 +87,7 @@ func (b *booter) boot(ctx context.Context, w *watch) (err error) {
 		Machine: &vmmpb.Machine{
 			Vcpus: uint32(b.shape.vcpus), MemoryBytes: uint64(b.shape.memoryMiB) << 20,
 			Disks:   []*vmmpb.Disk{{Id: "root", Base: filepath.Join(b.imageDir, b.image.RootFS), Top: layer}},
-			Vsock:   &vmmpb.Vsock{Cid: guestCID, Socket: socket},
+			Vsock:   &vmmpb.Vsock{Cid: guestCID},
 			Console: &vmmpb.Console{Enabled: true, Log: filepath.Join(b.dir, "console.log")},
 		},
 		Kernel:  filepath.Join(b.imageDir, b.image.Vmlinux),

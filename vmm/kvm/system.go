@@ -12,9 +12,19 @@ type System struct{ fd int }
 
 // Open opens /dev/kvm and checks the API version.
 func Open() (*System, error) {
-	fd, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: "/dev/kvm", Err: err}
+		return nil, err
+	}
+	defer f.Close()
+	return New(f)
+}
+
+// New returns the KVM behind an open /dev/kvm and checks the API version. The file stays the caller's.
+func New(f *os.File) (*System, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("kvm: %w", os.NewSyscallError("fcntl", err))
 	}
 	s := &System{fd: fd}
 	v, err := ioctlInt(fd, getAPIVersion, 0)

@@ -149,13 +149,23 @@ func TestSerialSurvivesASnapshot(t *testing.T) {
 	}
 }
 
-func TestLogKeepsTheNewest(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "console.log")
-	const limit = 16 << 10
-	l, err := legacy.OpenLog(path, limit)
+func openLog(t *testing.T, path string, limit uint64) *legacy.Log {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
+	l, err := legacy.NewLog(f, limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestLogKeepsTheNewest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "console.log")
+	const limit = 16 << 10
+	l := openLog(t, path, limit)
 	var all strings.Builder
 	for i := range 5000 {
 		line := fmt.Sprintf("line %d\n", i)
@@ -193,10 +203,7 @@ func TestLogKeepsTheNewest(t *testing.T) {
 func TestLogGoesOnInAnExistingFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "console.log")
 	for _, part := range []string{"one\n", "two\n"} {
-		l, err := legacy.OpenLog(path, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := openLog(t, path, 0)
 		_, _ = l.Write([]byte(part))
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
@@ -209,9 +216,13 @@ func TestLogGoesOnInAnExistingFile(t *testing.T) {
 
 // A guest's console is not worth its life: a log that cannot be written is dropped and remembered.
 func TestLogSurvivesAFullDisk(t *testing.T) {
-	l, err := legacy.OpenLog("/dev/full", 0)
+	f, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
 	if err != nil {
 		t.Skipf("needs /dev/full: %v", err)
+	}
+	l, err := legacy.NewLog(f, 0)
+	if err != nil {
+		t.Fatal(err)
 	}
 	for range 100 {
 		if _, err := l.Write([]byte("text\n")); err != nil {

@@ -1,6 +1,7 @@
 package legacy
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,8 +22,7 @@ const (
 // Log is a file that keeps the newest bytes written to it, and an in-memory tail. A log without a file keeps the tail only.
 // Output reaches the file at line breaks, so that a character written is not a system call. Safe for concurrent use.
 type Log struct {
-	path string
-	max  int64
+	max int64
 
 	mu    sync.Mutex
 	file  *os.File // nil: none
@@ -32,24 +32,20 @@ type Log struct {
 	err   error  // the first write error; output is dropped after it
 }
 
-// OpenLog opens or creates the file and appends to it. limit is its greatest size in bytes, 0 for DefaultLogBytes. An empty
-// path makes a log without a file.
-func OpenLog(path string, limit uint64) (*Log, error) {
+// NewLog goes on at the end of a file that is open for reading and writing and not for appending, which is the log's from
+// then on, whatever comes of it; nil makes a log without a file. limit is the file's greatest size in bytes, 0 for
+// DefaultLogBytes.
+func NewLog(f *os.File, limit uint64) (*Log, error) {
 	if limit == 0 {
 		limit = DefaultLogBytes
 	}
-	l := &Log{path: path, max: int64(min(max(limit, minLogBytes), 1<<40))}
-	if path == "" {
+	l := &Log{max: int64(min(max(limit, minLogBytes), 1<<40))}
+	if f == nil {
 		return l, nil
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open console log: %w", err)
 	}
 	info, err := f.Stat()
 	if err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("open console log: %w", err)
+		return nil, errors.Join(fmt.Errorf("open console log: %w", err), f.Close())
 	}
 	l.file, l.size = f, info.Size()
 	return l, nil
@@ -120,33 +116,25 @@ func (l *Log) flushLocked() {
 	}
 	if l.err == nil {
 		var n int
-		n, l.err = l.file.Write(l.batch)
+		n, l.err = l.file.WriteAt(l.batch, l.size)
 		l.size += int64(n)
 	}
 	l.batch = l.batch[:0]
 }
 
-// trimLocked replaces the file by one with its newest half, by rename, so that a reader sees one or the other.
+// trimLocked moves the newest half of the file to its beginning and cuts off the rest. Whoever reads the file at that moment may
+// see lines twice. Another file by rename would not show that, but takes a directory, which this process has none of.
 func (l *Log) trimLocked() error {
-	keep := min(l.max/2, l.size)
-	old := make([]byte, keep)
-	if _, err := l.file.ReadAt(old, l.size-keep); err != nil && err != io.EOF {
+	keep := make([]byte, min(l.max/2, l.size))
+	if _, err := l.file.ReadAt(keep, l.size-int64(len(keep))); err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("trim console log: %w", err)
 	}
-	name := l.path + ".new"
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_RDWR, 0o600)
-	if err != nil {
+	if _, err := l.file.WriteAt(keep, 0); err != nil {
 		return fmt.Errorf("trim console log: %w", err)
 	}
-	if _, err = f.Write(old); err == nil {
-		err = os.Rename(name, l.path)
-	}
-	if err != nil {
-		_ = f.Close()
-		_ = os.Remove(name)
+	if err := l.file.Truncate(int64(len(keep))); err != nil {
 		return fmt.Errorf("trim console log: %w", err)
 	}
-	_ = l.file.Close()
-	l.file, l.size = f, keep
+	l.size = int64(len(keep))
 	return nil
 }

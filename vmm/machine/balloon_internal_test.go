@@ -53,7 +53,7 @@ func TestDiscardedMemoryIsSavedAsTheGuestSeesIt(t *testing.T) {
 	cfg := testConfig(1, 128*mib)
 	generation := 0
 	// next saves m and restores that, and checks that nothing has changed. It returns how many pages were stored.
-	next := func(m *Machine, base string) (*Machine, Snapshot, uint64) {
+	next := func(m *Machine, base string) (*Machine, savedFiles, uint64) {
 		t.Helper()
 		generation++
 		all := memory
@@ -92,11 +92,11 @@ func TestDiscardedMemoryIsSavedAsTheGuestSeesIt(t *testing.T) {
 	m.fillLump(t, 2)
 	m.discard(t, lumpAddr, lumpBytes)
 	m.lumpHolds(t, 1)
-	m, _, pages = next(m, full.Base)
+	m, _, pages = next(m, full.base)
 	few("given back to the base", pages)
 
 	m.fillLump(t, 3)
-	m, _, _ = next(m, full.Base) // 3 is in a diff, and mapped from there
+	m, _, _ = next(m, full.base) // 3 is in a diff, and mapped from there
 	if len(m.ram.inherited) == 0 {
 		t.Fatal("the diff was not mapped: the test does not test that")
 	}
@@ -108,27 +108,27 @@ func TestDiscardedMemoryIsSavedAsTheGuestSeesIt(t *testing.T) {
 		m.discard(t, lumpAddr+at, snapshot.PageSize)
 	}
 	m.lumpHolds(t, 3)
-	m, _, _ = next(m, full.Base)
+	m, _, _ = next(m, full.base)
 	m.lumpHolds(t, 3)
 	m.fillLump(t, 4)
 	m.discard(t, lumpAddr, lumpBytes) // and here it is: what the diff held is nobody's any more
 	m.lumpHolds(t, 1)
-	m, _, pages = next(m, full.Base)
+	m, _, pages = next(m, full.base)
 	few("given back to the base through a diff", pages)
 
 	m.fillLump(t, 0)
-	m, _, _ = next(m, full.Base) // a zero run in a diff
+	m, _, _ = next(m, full.base) // a zero run in a diff
 	m.fillLump(t, 5)
 	for at := guestmem.Addr(0); at < lumpBytes; at += short {
 		m.discard(t, lumpAddr+at, min(short, lumpBytes-uint64(at)))
 	}
 	m.lumpHolds(t, 0)
-	m, _, pages = next(m, full.Base)
+	m, _, pages = next(m, full.base)
 	few("given back to a zero run", pages)
 	m.fillLump(t, 5)
 	m.discard(t, lumpAddr, lumpBytes)
 	m.lumpHolds(t, 1)
-	m, _, pages = next(m, full.Base)
+	m, _, pages = next(m, full.base)
 	few("given back to the base through a zero run", pages)
 
 	for page := guestmem.Addr(0); page < lumpPages; page += 2 { // short runs, which are copied in and not mapped
@@ -137,9 +137,9 @@ func TestDiscardedMemoryIsSavedAsTheGuestSeesIt(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	m, _, _ = next(m, full.Base)
+	m, _, _ = next(m, full.base)
 	m.discard(t, lumpAddr, lumpBytes)
-	m, _, _ = next(m, full.Base)
+	m, _, _ = next(m, full.base)
 	_, _, _ = next(m, "") // and as a new base
 }
 
@@ -241,12 +241,12 @@ func TestBalloonOperations(t *testing.T) {
 		}
 	}
 	for name, cfg := range map[string]Config{"without": testConfig(1, 128*mib)} {
-		if _, _, err := Restore(cfg, full, true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
+		if _, _, err := Restore(cfg, full.open(t), true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
 			t.Errorf("restored %s a balloon: %v", name, err)
 		}
 	}
 	bare, _ := save(t, plain, "")
-	if _, _, err := Restore(balloonConfig(), bare, true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
+	if _, _, err := Restore(balloonConfig(), bare.open(t), true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
 		t.Errorf("restored with a balloon what was saved without: %v", err)
 	}
 	if err := r.Resume(); err != nil {

@@ -59,7 +59,7 @@ func testLargeMemory(t *testing.T, cfg Config) {
 	write(m, 0)
 	full, saved := save(t, m, "")
 	verify(t, full)
-	sparse(t, full.Base, cfg.MemoryBytes, saved)
+	sparse(t, full.base, cfg.MemoryBytes, saved)
 	from := full
 	for round := range byte(3) {
 		r := restoreTiny(t, cfg, from)
@@ -69,7 +69,7 @@ func testLargeMemory(t *testing.T, cfg Config) {
 		}
 		counts(t, r, r.peek(t, tinyCounter))
 		write(r, round+1)
-		from, saved = save(t, r, full.Base)
+		from, saved = save(t, r, full.base)
 		if min := uint64(len(at)); saved.DataPages < min || saved.DataPages > min+20 {
 			t.Errorf("round %d: diff of %d pages, %d were written", round, saved.DataPages, min)
 		}
@@ -84,7 +84,7 @@ func testLargeMemory(t *testing.T, cfg Config) {
 		t.Errorf("a full save made %d MiB resident", grown/mib)
 	}
 	verify(t, again)
-	sparse(t, again.Base, cfg.MemoryBytes, saved)
+	sparse(t, again.base, cfg.MemoryBytes, saved)
 	check(restoreTiny(t, cfg, again), 3)
 }
 
@@ -110,7 +110,7 @@ func TestMostVCPUs(t *testing.T) {
 	m := bootTiny(t, cfg)
 	counts(t, m, 0)
 	full, _ := save(t, m, "")
-	state, err := snapshot.ReadState(full.State)
+	state, err := snapshot.ReadState(full.state)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package machine
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 
@@ -12,9 +13,19 @@ import (
 	"torpor/vmm/x86"
 )
 
-// Boot makes a machine and starts a kernel in it. The guest runs when Boot returns.
+// Boot makes a machine and starts a kernel in it. The guest runs when Boot returns. The files are the machine's, see Config.
 func Boot(cfg Config, k Kernel, log zerolog.Logger) (_ *Machine, err error) {
-	if err := cfg.validate(); err != nil {
+	defer func() {
+		closeFiles(k.Image, k.Initrd)
+		if err != nil {
+			cfg.close()
+		}
+	}()
+	err = cfg.validate()
+	if k.Image == nil {
+		err = errors.Join(err, fmt.Errorf("%w: no kernel", ErrConfig))
+	}
+	if err != nil {
 		return nil, err
 	}
 	mem, err := newAnonymousRAM(cfg.MemoryBytes)
@@ -50,7 +61,7 @@ func Boot(cfg Config, k Kernel, log zerolog.Logger) (_ *Machine, err error) {
 
 // load fills guest memory with all that the kernel finds at its first instruction, and returns where that is.
 func (m *Machine) load(k Kernel) (entry uint64, err error) {
-	kernel, err := m.loadKernel(k.Path)
+	kernel, err := loader.ELF(k.Image, m.ram.mem, x86.HighRAMAddr)
 	if err != nil {
 		return 0, err
 	}
@@ -83,24 +94,10 @@ func (m *Machine) load(k Kernel) (entry uint64, err error) {
 	return kernel.Entry, nil
 }
 
-func (m *Machine) loadKernel(path string) (loader.Kernel, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return loader.Kernel{}, fmt.Errorf("open kernel: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	return loader.ELF(f, m.ram.mem, x86.HighRAMAddr)
-}
-
-func (m *Machine) loadInitrd(path string, floor uint64) (x86.Range, error) {
-	if path == "" {
+func (m *Machine) loadInitrd(f *os.File, floor uint64) (x86.Range, error) {
+	if f == nil {
 		return x86.Range{}, nil
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return x86.Range{}, fmt.Errorf("open initrd: %w", err)
-	}
-	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	if err != nil {
 		return x86.Range{}, fmt.Errorf("open initrd: %w", err)

@@ -95,14 +95,14 @@ func TestBootMatrix(t *testing.T) {
 	i := needImage(t)
 	for _, cell := range cells() {
 		t.Run(cell.String(), func(t *testing.T) {
-			cfg := i.config(t, cell.vcpus, nil)
+			g, cfg := i.config(t, cell.vcpus, nil)
 			cfg.MemoryBytes = cell.memory
 			line := i.Cmdline
 			if !cell.console {
 				cfg.Console, line = nil, quietCmdline(line)
 			}
 			others, start := kvmDirs(), time.Now()
-			g := bootConfig(t, i, cfg, line)
+			g = bootConfig(t, i, g, cfg, line)
 			took, s, counters := time.Since(start), g.Status(), kvmCounters(others)
 			e := exits{toVMM: s.Exits, port: s.IOExits, mmio: s.MMIOExits, kvm: counters["exits"], kvmPort: counters["io_exits"]}
 			g.health(t)
@@ -116,10 +116,10 @@ func TestBootMatrix(t *testing.T) {
 // that a template is seen to be enough for a Debian guest.
 func TestGuestListsExactlyItsDevices(t *testing.T) {
 	i := needImage(t)
-	cfg := i.config(t, 1, nil)
+	g, cfg := i.config(t, 1, nil)
 	cfg.CPUTemplate = x86.TemplateV3
-	cfg.Disks = append(cfg.Disks, Disk{ID: "more", Base: i.Rootfs})
-	g := bootConfig(t, i, cfg, i.Cmdline)
+	cfg.Disks = append(cfg.Disks, Disk{ID: "more", Base: openFile(t, i.Rootfs, os.O_RDONLY)})
+	g = bootConfig(t, i, g, cfg, i.Cmdline)
 	g.rpc(t, func(ctx context.Context, c guestpb.GuestService) error {
 		_, err := c.Handshake(ctx, &guestpb.HandshakeRequest{
 			Incarnation: 1, RealtimeUnixNano: time.Now().UnixNano(), Entropy: make([]byte, 32), SandboxId: "test", DefaultUser: "root",
@@ -135,7 +135,7 @@ func TestGuestListsExactlyItsDevices(t *testing.T) {
 		}
 		return n
 	}
-	const devices = 4 // two disks, vsock, rng
+	const devices = 5 // two disks, vsock, rng, balloon
 	if got := count("LNRO0005:"); got != devices {
 		t.Errorf("%d virtio windows in %v", got, acpi)
 	}
@@ -145,7 +145,7 @@ func TestGuestListsExactlyItsDevices(t *testing.T) {
 	if got := g.list(t, "/sys/bus/virtio/devices"); len(got) != devices {
 		t.Errorf("virtio devices %v", got)
 	}
-	for driver, want := range map[string]int{"virtio_blk": 2, "vmw_vsock_virtio_transport": 1, "virtio_rng": 1} {
+	for driver, want := range map[string]int{"virtio_blk": 2, "vmw_vsock_virtio_transport": 1, "virtio_rng": 1, "virtio_balloon": 1} {
 		bound := 0
 		for _, name := range g.list(t, "/sys/bus/virtio/drivers/"+driver) {
 			if strings.HasPrefix(name, "virtio") {

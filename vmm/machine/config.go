@@ -3,14 +3,19 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"slices"
 
+	"torpor/vmm/cow"
 	"torpor/vmm/ratelimit"
 	"torpor/vmm/x86"
 )
 
-// Config is a machine before it exists. Paths are the caller's.
+// Config is a machine before it exists. Its files and its listener, and those of a Kernel or a Snapshot beside it, are the
+// machine's from the call of Boot or Restore on: they are closed when it fails, at the latest by the machine's Close if not.
 type Config struct {
+	Host        *Host  // stays the caller's, and open until the machine is closed
 	VCPUs       int    // 1-8
 	MemoryBytes uint64 // 128 MiB-16 GiB, a multiple of 2 MiB
 	Disks       []Disk // vda, vdb, ... in this order
@@ -23,23 +28,25 @@ type Config struct {
 
 // Disk is a read-only base with copy-on-write layers over it (package cow).
 type Disk struct {
-	ID     string   // virtio-blk id, at most 20 bytes
-	Base   string   // raw image
-	Layers []string // read-only, oldest first
-	Top    string   // takes the writes; empty makes the disk read-only
+	ID     string     // virtio-blk id, at most 20 bytes
+	Base   *os.File   // raw image; nil for zeros
+	Layers []*os.File // read-only, oldest first
+	Top    *os.File   // open for reading and writing: takes the writes; nil makes the disk read-only
 	Limit  ratelimit.Limit
 }
 
+func (d Disk) files() cow.Files { return cow.Files{Base: d.Base, Layers: d.Layers, Top: d.Top} }
+
 // Vsock is the socket device.
 type Vsock struct {
-	CID    uint64 // of the guest, at least 3
-	Socket string // hybrid unix socket
+	CID      uint64            // of the guest, at least 3
+	Listener *net.UnixListener // its clients come here (virtio.Vsock)
 }
 
 // Console is the serial port.
 type Console struct {
-	Log      string // file that keeps the newest output; empty keeps a tail in memory only
-	MaxBytes uint64 // of the file; 0 for legacy.DefaultLogBytes
+	Log      *os.File // keeps the newest output (legacy.NewLog); nil keeps a tail in memory only
+	MaxBytes uint64   // of the file; 0 for legacy.DefaultLogBytes
 }
 
 // Balloon is the device by which the guest gives memory back.
@@ -56,9 +63,34 @@ type Net struct {
 
 // Kernel is what Boot starts.
 type Kernel struct {
-	Path    string // ELF vmlinux
-	Initrd  string // optional
+	Image   *os.File // ELF vmlinux
+	Initrd  *os.File // nil: none
 	Cmdline string
+}
+
+// close closes all that Boot and Restore were given. To close a file twice does no harm.
+func (c Config) close() {
+	for _, d := range c.Disks {
+		_ = d.files().Close()
+	}
+	if c.Vsock != nil && c.Vsock.Listener != nil {
+		_ = c.Vsock.Listener.Close()
+	}
+	for _, n := range c.Net {
+		closeFiles(n.Tap)
+	}
+	if c.Console != nil {
+		closeFiles(c.Console.Log)
+	}
+}
+
+// closeFiles closes files nothing was written to.
+func closeFiles(files ...*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
 }
 
 // ErrConfig is wrapped by every error about a Config.
@@ -77,6 +109,9 @@ func (c Config) validate() error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%w: %s", ErrConfig, fmt.Sprintf(format, args...)))
 	}
+	if c.Host == nil {
+		bad("no host")
+	}
 	if c.VCPUs < 1 || c.VCPUs > x86.MaxVCPUs {
 		bad("%d vCPUs, want 1 to %d", c.VCPUs, x86.MaxVCPUs)
 	}
@@ -93,8 +128,8 @@ func (c Config) validate() error {
 		if len(d.ID) > maxDiskID {
 			bad("id of disk %d is longer than %d bytes", i, maxDiskID)
 		}
-		if d.Base == "" && d.Top == "" && len(d.Layers) == 0 {
-			bad("disk %d has no files", i)
+		if d.Base == nil && d.Top == nil && len(d.Layers) == 0 || slices.Contains(d.Layers, nil) {
+			bad("disk %d lacks files", i)
 		}
 		if err := d.Limit.Validate(); err != nil {
 			bad("disk %d: %v", i, err)
@@ -103,8 +138,8 @@ func (c Config) validate() error {
 	if c.Vsock != nil && (c.Vsock.CID < minCID || c.Vsock.CID >= 1<<32-1) {
 		bad("vsock CID %d, want %d or more", c.Vsock.CID, minCID)
 	}
-	if c.Vsock != nil && c.Vsock.Socket == "" {
-		bad("vsock without a socket path")
+	if c.Vsock != nil && c.Vsock.Listener == nil {
+		bad("vsock without a socket")
 	}
 	if len(c.Net) > maxNets {
 		bad("%d network cards, at most %d are possible", len(c.Net), maxNets)

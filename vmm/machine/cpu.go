@@ -16,11 +16,11 @@ var ErrCPU = errors.New("this host's CPU is not enough")
 
 // cpuid is what vCPU id is told.
 func (m *Machine) cpuid(id int) ([]kvm.CPUIDEntry, error) {
-	supported, err := m.kvm.SupportedCPUID()
+	supported, err := m.host.kvm.SupportedCPUID()
 	if err != nil {
 		return nil, err
 	}
-	deadline, err := m.kvm.Extension(kvm.CapTSCDeadlineTimer)
+	deadline, err := m.host.kvm.Extension(kvm.CapTSCDeadlineTimer)
 	if err != nil {
 		return nil, err
 	}

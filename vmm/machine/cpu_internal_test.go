@@ -2,6 +2,7 @@ package machine
 
 import (
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -32,7 +33,7 @@ func TestCPUTemplate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cfg := testConfig(2, 128*mib)
 			cfg.CPUTemplate = name
-			m, err := Boot(cfg, Kernel{Path: kernelOf(t, tinyCode)}, zerolog.New(zerolog.NewTestWriter(t)))
+			m, err := Boot(cfg, Kernel{Image: openFile(t, kernelOf(t, tinyCode), os.O_RDONLY)}, zerolog.New(zerolog.NewTestWriter(t)))
 			if errors.Is(err, ErrCPU) {
 				if !strings.Contains(err.Error(), name+": it lacks ") {
 					t.Errorf("refused without a reason: %v", err)
@@ -46,7 +47,7 @@ func TestCPUTemplate(t *testing.T) {
 			t.Cleanup(func() { closeMachine(t, m) })
 			counts(t, m, 0)
 			full, _ := save(t, m, "")
-			state, err := snapshot.ReadState(full.State)
+			state, err := snapshot.ReadState(full.state)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -60,7 +61,7 @@ func TestCPUTemplate(t *testing.T) {
 			}
 			other := cfg
 			other.CPUTemplate = ""
-			if _, _, err := Restore(other, full, true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) || !strings.Contains(err.Error(), name) {
+			if _, _, err := Restore(other, full.open(t), true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) || !strings.Contains(err.Error(), name) {
 				t.Errorf("restored by a machine without the template: %v", err)
 			}
 			r := restoreTiny(t, cfg, full)
@@ -77,7 +78,7 @@ func TestRestoreOnALesserCPUNamesWhatIsMissing(t *testing.T) {
 	cfg := testConfig(1, 128*mib)
 	m := bootTiny(t, cfg)
 	full, _ := save(t, m, "")
-	state, err := snapshot.ReadState(full.State)
+	state, err := snapshot.ReadState(full.state)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,15 +59,16 @@ func TestEndsAreSeenAsWhatTheyAre(t *testing.T) {
 // Nobody is left waiting for a guest that has ended.
 func TestEndedGuestIsNotListenedFor(t *testing.T) {
 	cfg := attackedConfig(t)
+	socket := cfg.Vsock.Listener.Addr().String()
 	m := bootTiny(t, cfg)
-	c, err := net.Dial("unix", cfg.Vsock.Socket)
+	c, err := net.Dial("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = c.Close()
 	m.poke(t, tinyCommand, tinyReset)
 	<-m.Done()
-	if c, err := net.Dial("unix", cfg.Vsock.Socket); err == nil {
+	if c, err := net.Dial("unix", socket); err == nil {
 		_ = c.Close()
 		t.Error("the socket of an ended guest takes connections")
 	}

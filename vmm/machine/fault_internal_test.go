@@ -21,7 +21,7 @@ func TestTruncatedBaseEndsItsMachineAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := restoreTiny(t, cfg, full)
-	if err := os.Truncate(full.Base, 4096); err != nil {
+	if err := os.Truncate(full.base, 4096); err != nil {
 		t.Fatal(err)
 	}
 
@@ -30,7 +30,7 @@ func TestTruncatedBaseEndsItsMachineAlone(t *testing.T) {
 		t.Errorf("read of a lost page: %v", err)
 	}
 	dir := t.TempDir()
-	if _, err := r.Save(snapshot.Diff, filepath.Join(dir, "state"), filepath.Join(dir, "mem")); err != nil && !errors.As(err, new(*snapshot.Error)) {
+	if _, err := saveTo(t, r, snapshot.Diff, filepath.Join(dir, "state"), filepath.Join(dir, "mem")); err != nil && !errors.As(err, new(*snapshot.Error)) {
 		t.Errorf("save: %v", err)
 	}
 

@@ -63,58 +63,64 @@ func needImage(t *testing.T) image {
 // guest is a machine with the real guest in it.
 type guest struct {
 	*Machine
-	cfg   Config
-	hello net.Listener // told of a cold boot
+	vcpus               int
+	layers              []string // of its disk, the top last
+	socket, consolePath string
 }
 
 // config makes a machine's files in a directory of its own: disk layers so far, and a fresh one on top.
-func (i image) config(t *testing.T, vcpus int, layers []string) Config {
+func (i image) config(t *testing.T, vcpus int, layers []string) (*guest, Config) {
 	t.Helper()
 	dir := t.TempDir()
 	top := filepath.Join(dir, "top.layer")
 	if err := cow.Create(top, i.DiskBytes); err != nil {
 		t.Fatal(err)
 	}
-	return Config{
-		VCPUs: vcpus, MemoryBytes: 512 * mib,
-		Disks:   []Disk{{ID: "root", Base: i.Rootfs, Layers: layers, Top: top}},
-		Vsock:   &Vsock{CID: 3, Socket: filepath.Join(dir, "vsock")},
-		Console: &Console{Log: filepath.Join(dir, "console.log")},
+	g := &guest{vcpus: vcpus, socket: filepath.Join(dir, "vsock"), consolePath: filepath.Join(dir, "console.log")}
+	disk := Disk{ID: "root", Base: openFile(t, i.Rootfs, os.O_RDONLY), Top: openFile(t, top, os.O_RDWR)}
+	for _, l := range layers {
+		disk.Layers = append(disk.Layers, openFile(t, l, os.O_RDONLY))
+	}
+	g.layers = append(append(g.layers, layers...), top)
+	return g, Config{
+		Host: testHost(), VCPUs: vcpus, MemoryBytes: 512 * mib, Disks: []Disk{disk},
+		Vsock:   &Vsock{CID: 3, Listener: listenVsock(t, g.socket)},
+		Console: &Console{Log: openFile(t, g.consolePath, os.O_CREATE|os.O_RDWR)},
 		Balloon: &Balloon{Reporting: true},
 	}
 }
 
 func bootGuest(t *testing.T, i image, vcpus int, nets ...Net) *guest {
 	t.Helper()
-	cfg := i.config(t, vcpus, nil)
+	g, cfg := i.config(t, vcpus, nil)
 	cfg.Net = nets
-	return bootConfig(t, i, cfg, i.Cmdline)
+	return bootConfig(t, i, g, cfg, i.Cmdline)
 }
 
-// bootConfig returns when the guest's envd has said hello.
-func bootConfig(t *testing.T, i image, cfg Config, kernelCmdline string) *guest {
+// bootConfig boots the machine of g and returns when its envd has said hello.
+func bootConfig(t *testing.T, i image, g *guest, cfg Config, kernelCmdline string) *guest {
 	t.Helper()
-	hello, err := net.Listen("unix", fmt.Sprintf("%s_%d", cfg.Vsock.Socket, hostHelloPort))
+	hello, err := net.Dial("unix", g.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = hello.Close() })
 	start := time.Now()
-	k := Kernel{Path: i.Vmlinux, Initrd: i.Initrd, Cmdline: strings.TrimSpace(kernelCmdline + " " + *cmdline)}
+	k := Kernel{Image: openFile(t, i.Vmlinux, os.O_RDONLY), Initrd: openFile(t, i.Initrd, os.O_RDONLY), Cmdline: strings.TrimSpace(kernelCmdline + " " + *cmdline)}
 	m, err := Boot(cfg, k, zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.DebugLevel))
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &guest{Machine: m, cfg: cfg, hello: hello}
+	g.Machine = m
 	g.closeAtEnd(t)
 	said := make(chan string, 1)
 	go func() {
-		c, err := hello.Accept()
-		if err != nil {
+		_, _ = fmt.Fprintf(hello, "LISTEN %d\n", hostHelloPort)
+		r := bufio.NewReader(hello)
+		if parked, err := r.ReadString('\n'); err != nil || parked != "OK\n" {
 			return
 		}
-		defer func() { _ = c.Close() }()
-		line, _ := bufio.NewReader(c).ReadString('\n')
+		line, _ := r.ReadString('\n')
 		said <- line
 	}()
 	select {
@@ -130,17 +136,17 @@ func bootConfig(t *testing.T, i image, cfg Config, kernelCmdline string) *guest 
 	return g
 }
 
-// restoreGuest restores the snapshot of a machine with cfg: its layers are frozen and get a fresh top.
-func restoreGuest(t *testing.T, i image, old Config, from Snapshot, nets ...Net) *guest {
+// restoreGuest restores the snapshot of another guest: its layers are frozen and get a fresh top.
+func restoreGuest(t *testing.T, i image, old *guest, from savedFiles, nets ...Net) *guest {
 	t.Helper()
-	cfg := i.config(t, old.VCPUs, append(append([]string(nil), old.Disks[0].Layers...), old.Disks[0].Top))
+	g, cfg := i.config(t, old.vcpus, old.layers)
 	cfg.Net = nets
-	m, phases, err := Restore(cfg, from, false, zerolog.New(zerolog.NewTestWriter(t)))
+	m, phases, err := Restore(cfg, from.open(t), false, zerolog.New(zerolog.NewTestWriter(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("restored: %+v", phases)
-	g := &guest{Machine: m, cfg: cfg}
+	g.Machine = m
 	g.closeAtEnd(t)
 	return g
 }
@@ -149,7 +155,7 @@ func (g *guest) closeAtEnd(t *testing.T) {
 	t.Cleanup(func() {
 		if t.Failed() && g.console != nil {
 			g.console.Flush()
-			log, _ := os.ReadFile(g.cfg.Console.Log)
+			log, _ := os.ReadFile(g.consolePath)
 			t.Logf("console:\n%s", log)
 		}
 		closeMachine(t, g.Machine)
@@ -159,7 +165,7 @@ func (g *guest) closeAtEnd(t *testing.T) {
 // dial connects to a port of the guest.
 func (g *guest) dial(ctx context.Context, port int) (net.Conn, error) {
 	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", g.cfg.Vsock.Socket)
+	c, err := d.DialContext(ctx, "unix", g.socket)
 	if err != nil {
 		return nil, err
 	}
@@ -225,7 +231,7 @@ func (g *guest) rpc(t *testing.T, f func(context.Context, guestpb.GuestService) 
 func (g *guest) clean(t *testing.T) {
 	t.Helper()
 	g.console.Flush()
-	log, err := os.ReadFile(g.cfg.Console.Log)
+	log, err := os.ReadFile(g.consolePath)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +280,7 @@ func TestRealGuestSleepsAndWakes(t *testing.T) {
 	full, saved := timedSave(t, g, "")
 	t.Logf("full: %d data pages, %d MiB on disk, state %d KiB", saved.DataPages, saved.MemoryBytes>>20, saved.StateBytes>>10)
 	verify(t, full)
-	g2 := restoreGuest(t, i, g.cfg, full)
+	g2 := restoreGuest(t, i, g, full)
 	if err := g.Resume(); err != nil {
 		t.Fatal(err)
 	}
@@ -287,10 +293,10 @@ func TestRealGuestSleepsAndWakes(t *testing.T) {
 	last := g2
 	for cycle := range *cycles {
 		last.health(t)
-		diff, saved := timedSave(t, last, full.Base)
+		diff, saved := timedSave(t, last, full.base)
 		t.Logf("cycle %d: %+v", cycle, saved)
 		verify(t, diff)
-		next := restoreGuest(t, i, last.cfg, diff)
+		next := restoreGuest(t, i, last, diff)
 		last.clean(t)
 		last = next
 	}
@@ -300,7 +306,7 @@ func TestRealGuestSleepsAndWakes(t *testing.T) {
 	last.clean(t)
 }
 
-func timedSave(t *testing.T, g *guest, base string) (Snapshot, Saved) {
+func timedSave(t *testing.T, g *guest, base string) (savedFiles, Saved) {
 	t.Helper()
 	start := time.Now()
 	s, saved := save(t, g.Machine, base)

@@ -56,13 +56,12 @@ func (g *guest) script(t *testing.T, script string) string {
 }
 
 // topLayer is the file that takes the guest's writes.
-func (g *guest) topLayer() string { return g.cfg.Disks[0].Top }
+func (g *guest) topLayer() string { return g.layers[len(g.layers)-1] }
 
 // onDisk opens what is in the files of the guest's disk now: what is left if the VMM is killed.
-func (g *guest) onDisk(t *testing.T) *cow.Chain {
+func (g *guest) onDisk(t *testing.T, i image) *cow.Chain {
 	t.Helper()
-	d := g.cfg.Disks[0]
-	c, err := cow.OpenChain(d.Base, append(append([]string(nil), d.Layers...), d.Top), "")
+	c, err := cow.OpenChain(i.Rootfs, g.layers, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +141,7 @@ func TestRealGuestDisk(t *testing.T) {
 	}
 	testTrim(t, g)
 	testZeroes(t, g)
-	testSynced(t, g)
+	testSynced(t, i, g)
 	testDiskAcrossSleep(t, i, g)
 }
 
@@ -174,9 +173,9 @@ func testZeroes(t *testing.T, g *guest) {
 }
 
 // testSynced: what the guest synced is in the files, and stays there if the VMM is killed.
-func testSynced(t *testing.T, g *guest) {
+func testSynced(t *testing.T, i image, g *guest) {
 	sum := strings.Fields(g.script(t, "head -c 3000000 /dev/urandom > /root/kept; sync; sha256sum /root/kept"))[0]
-	disk := g.onDisk(t)
+	disk := g.onDisk(t, i)
 	var got []byte
 	for line := range strings.Lines(g.script(t, "python3 /root/disk.py extents /root/kept")) {
 		var at, n int64
@@ -205,13 +204,13 @@ func testDiskAcrossSleep(t *testing.T, i image, g *guest) {
 		time.Sleep(time.Second) // let it work
 		from, saved := timedSave(t, g, base)
 		if base == "" {
-			base = from.Base
+			base = from.base
 		}
 		t.Logf("cycle %d: %+v", cycle, saved)
 		if err := cow.Verify(g.topLayer()); err != nil {
 			t.Error(err)
 		}
-		g = restoreGuest(t, i, g.cfg, from)
+		g = restoreGuest(t, i, g, from)
 		g.health(t)
 	}
 	out := g.script(t, `touch /root/stop

@@ -91,7 +91,7 @@ func TestRealGuestEnds(t *testing.T) {
 		{"power-off", "sync; python3 -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321fedc)'", ReasonPowerOff, "", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := restoreGuest(t, i, g.cfg, full)
+			r := restoreGuest(t, i, g, full)
 			if _, exit, err := r.run(t, c.script); err == nil {
 				t.Logf("the script came back with %d", exit)
 			} else if connect.CodeOf(err) == connect.CodeDeadlineExceeded {
@@ -149,7 +149,7 @@ func TestRealGuestTimeStandsStillInAPause(t *testing.T) {
 	begin, before = time.Now(), monotonic(g)
 	full, _ := save(t, g.Machine, "")
 	time.Sleep(nap)
-	r := restoreGuest(t, i, g.cfg, full)
+	r := restoreGuest(t, i, g, full)
 	check("snapshot", before, monotonic(r))
 	r.sh(t, "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done")
 	g.clean(t)
@@ -214,7 +214,7 @@ func TestRealGuestGivesMemoryBack(t *testing.T) {
 	g := bootGuest(t, i, 1)
 	g.stats(t)
 	full, _ := save(t, g.Machine, "")
-	last := restoreGuest(t, i, g.cfg, full)
+	last := restoreGuest(t, i, g, full)
 	last.health(t)
 
 	// Free page reporting, and what a diff costs after it.
@@ -227,21 +227,21 @@ func TestRealGuestGivesMemoryBack(t *testing.T) {
 	if got := after.Balloon.Discarded - before.Balloon.Discarded; got < 80*mib {
 		t.Errorf("%d bytes were given back after 100 MiB were freed", got)
 	}
-	diff, saved := save(t, last.Machine, full.Base)
+	diff, saved := save(t, last.Machine, full.base)
 	t.Logf("diff: %+v", saved)
 	if saved.DataPages*4096 > 60*mib {
 		t.Errorf("a diff of %d pages after 100 MiB were used and freed", saved.DataPages)
 	}
 
 	// Stored by one generation, freed in the next: then it is stored no more.
-	last = restoreGuest(t, i, last.cfg, diff)
+	last = restoreGuest(t, i, last, diff)
 	last.sh(t, "dd if=/dev/urandom of=/dev/shm/big bs=1M count=64 2>/dev/null")
-	diff, saved = save(t, last.Machine, full.Base)
+	diff, saved = save(t, last.Machine, full.base)
 	t.Logf("diff with 64 MiB: %+v", saved)
-	last = restoreGuest(t, i, last.cfg, diff)
+	last = restoreGuest(t, i, last, diff)
 	last.sh(t, "rm /dev/shm/big")
 	last.settled(t)
-	diff, again := save(t, last.Machine, full.Base)
+	diff, again := save(t, last.Machine, full.base)
 	t.Logf("diff without: %+v", again)
 	if again.DataPages*4096+40*mib > saved.DataPages*4096 {
 		t.Errorf("%d pages are stored after 64 MiB were freed, %d before", again.DataPages, saved.DataPages)
@@ -255,7 +255,7 @@ func TestRealGuestGivesMemoryBack(t *testing.T) {
 	)
 	want := ""
 	for cycle := range 3 {
-		next := restoreGuest(t, i, last.cfg, diff)
+		next := restoreGuest(t, i, last, diff)
 		last.clean(t)
 		last = next
 		if cycle == 0 {
@@ -275,11 +275,11 @@ func TestRealGuestGivesMemoryBack(t *testing.T) {
 		if err := last.Pause(); err != nil {
 			t.Fatal(err)
 		}
-		diff, saved = save(t, last.Machine, full.Base)
+		diff, saved = save(t, last.Machine, full.base)
 		t.Logf("cycle %d: %+v", cycle, saved)
 		verify(t, diff)
 	}
-	next := restoreGuest(t, i, last.cfg, diff)
+	next := restoreGuest(t, i, last, diff)
 	last.clean(t)
 	next.balloon(t, 0)
 	next.sh(t, memoryUse("300")) // touches what was in the balloon

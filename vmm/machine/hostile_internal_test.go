@@ -55,8 +55,8 @@ func attackedConfig(t *testing.T) Config {
 		t.Fatal(err)
 	}
 	cfg := balloonConfig()
-	cfg.Disks = []Disk{{ID: "d", Base: base, Top: top}}
-	cfg.Vsock = &Vsock{CID: 3, Socket: filepath.Join(dir, "vsock")}
+	cfg.Disks = []Disk{{ID: "d", Base: openFile(t, base, os.O_RDONLY), Top: openFile(t, top, os.O_RDWR)}}
+	cfg.Vsock = &Vsock{CID: 3, Listener: listenVsock(t, filepath.Join(dir, "vsock"))}
 	return cfg
 }
 

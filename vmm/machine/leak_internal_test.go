@@ -62,14 +62,17 @@ func TestBootsAndKillsLeaveNothing(t *testing.T) {
 	if err := cow.Create(top, 64*mib); err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{
-		VCPUs: 2, MemoryBytes: 128 * mib,
-		Disks:   []Disk{{ID: "root", Top: top}},
-		Vsock:   &Vsock{CID: 3, Socket: filepath.Join(dir, "vsock")},
-		Console: &Console{Log: filepath.Join(dir, "console")},
-	}
 	cycle := func(i int) {
-		m, err := Boot(cfg, Kernel{Path: kernel}, zerolog.Nop())
+		socket := filepath.Join(dir, "vsock")
+		cfg := Config{
+			Host: testHost(), VCPUs: 2, MemoryBytes: 128 * mib,
+			Disks:   []Disk{{ID: "root", Top: openFile(t, top, os.O_RDWR)}},
+			Vsock:   &Vsock{CID: 3, Listener: listenVsock(t, socket)},
+			Console: &Console{Log: openFile(t, filepath.Join(dir, "console"), os.O_CREATE|os.O_RDWR)},
+			Balloon: &Balloon{Reporting: true},
+		}
+		defer os.Remove(socket)
+		m, err := Boot(cfg, Kernel{Image: openFile(t, kernel, os.O_RDONLY)}, zerolog.Nop())
 		if err != nil {
 			t.Fatalf("boot %d: %v", i, err)
 		}

@@ -3,7 +3,6 @@ package machine
 import (
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 
@@ -43,7 +42,7 @@ type Machine struct {
 	shape snapshot.Shape
 	cpu   x86.Template
 
-	kvm     *kvm.System
+	host    *Host // borrowed
 	vm      *kvm.VM
 	ram     *ram
 	vcpus   []*vcpu
@@ -69,21 +68,8 @@ type Machine struct {
 	baseSums []uint32 // checksums of the base memory; nil without one
 }
 
-// capabilities the machine cannot do without.
-var required = []struct {
-	cap  kvm.Cap
-	name string
-}{
-	{kvm.CapIRQChip, "IRQCHIP"},
-	{kvm.CapUserMemory, "USER_MEMORY"},
-	{kvm.CapIRQFD, "IRQFD"},
-	{kvm.CapIOEventFD, "IOEVENTFD"},
-	{kvm.CapImmediateExit, "IMMEDIATE_EXIT"},
-	{kvm.CapXSave, "XSAVE"},
-	{kvm.CapXCRs, "XCRS"},
-}
-
-// assemble builds the machine around its memory, everything but vCPU and device state. It takes ram over, whatever happens.
+// assemble builds the machine around its memory, everything but vCPU and device state. It takes ram over, whatever happens, and
+// of the configuration the files it got to.
 func assemble(cfg Config, mem *ram, log zerolog.Logger) (_ *Machine, err error) {
 	var u undo
 	defer func() {
@@ -93,17 +79,13 @@ func assemble(cfg Config, mem *ram, log zerolog.Logger) (_ *Machine, err error) 
 	}()
 	u.add(mem.close)
 	m := &Machine{
-		log: log, ram: mem, uartIRQ: -1,
+		log: log, host: cfg.Host, ram: mem, uartIRQ: -1,
 		endings: make(chan End, x86.MaxVCPUs), closing: make(chan struct{}), supervised: make(chan struct{}), done: make(chan struct{}),
 	}
 	if m.cpu, err = x86.FindTemplate(cfg.CPUTemplate); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	if m.kvm, err = openKVM(); err != nil {
-		return nil, err
-	}
-	u.add(func() { _ = m.kvm.Close() })
-	if m.vm, err = m.kvm.CreateVM(); err != nil {
+	if m.vm, err = m.host.kvm.CreateVM(); err != nil {
 		return nil, fmt.Errorf("create VM: %w", err)
 	}
 	u.add(func() { _ = m.vm.Close() })
@@ -124,24 +106,6 @@ func assemble(cfg Config, mem *ram, log zerolog.Logger) (_ *Machine, err error) 
 	m.shape = cfg.shape(m.disks)
 	go m.supervise()
 	return m, nil
-}
-
-func openKVM() (*kvm.System, error) {
-	sys, err := kvm.Open()
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range required {
-		n, err := sys.Extension(r.cap)
-		if err == nil && n == 0 {
-			err = errors.New("it is too old or built without it")
-		}
-		if err != nil {
-			_ = sys.Close()
-			return nil, fmt.Errorf("this host's KVM lacks %s: %w", r.name, err)
-		}
-	}
-	return sys, nil
 }
 
 // platform sets up what comes before the vCPUs: interrupt controllers and memory.
@@ -172,7 +136,7 @@ func (m *Machine) wire(cfg Config, u *undo) (err error) {
 		}
 	}
 	for _, d := range cfg.Disks {
-		chain, err := cow.OpenChain(d.Base, d.Layers, d.Top)
+		chain, err := cow.OpenFiles(d.files())
 		if err != nil {
 			return fmt.Errorf("open disk %s: %w", d.ID, err)
 		}
@@ -182,12 +146,12 @@ func (m *Machine) wire(cfg Config, u *undo) (err error) {
 		if err != nil {
 			return fmt.Errorf("limit disk %s: %w", d.ID, err)
 		}
-		if err := m.addSlot(virtio.NewBlock(chain, d.ID, d.Top == "", limit), u); err != nil {
+		if err := m.addSlot(virtio.NewBlock(chain, d.ID, d.Top == nil, limit), u); err != nil {
 			return err
 		}
 	}
 	if cfg.Vsock != nil {
-		if m.vsock, err = virtio.NewVsock(cfg.Vsock.CID, cfg.Vsock.Socket); err != nil {
+		if m.vsock, err = virtio.NewVsock(cfg.Vsock.CID, cfg.Vsock.Listener); err != nil {
 			return fmt.Errorf("open vsock: %w", err)
 		}
 		u.add(func() { _ = m.vsock.Close() })
@@ -207,7 +171,7 @@ func (m *Machine) wire(cfg Config, u *undo) (err error) {
 }
 
 func (m *Machine) wireConsole(c Console, u *undo) (err error) {
-	if m.console, err = legacy.OpenLog(c.Log, c.MaxBytes); err != nil {
+	if m.console, err = legacy.NewLog(c.Log, c.MaxBytes); err != nil {
 		return err
 	}
 	u.add(func() { _ = m.console.Close() })
@@ -222,7 +186,7 @@ func (m *Machine) wireConsole(c Console, u *undo) (err error) {
 	return nil
 }
 
-// Close ends the machine and frees everything. Disks are flushed first; the error is about that alone.
+// Close ends the machine and frees everything but the Host. Disks are flushed first; the error is about that alone.
 func (m *Machine) Close() error {
 	close(m.closing)
 	<-m.supervised
@@ -250,7 +214,6 @@ func (m *Machine) Close() error {
 		m.uartIRQ.close()
 	}
 	_ = m.vm.Close()
-	_ = m.kvm.Close()
 	m.ram.close()
 	return err
 }
@@ -374,7 +337,7 @@ type Status struct {
 
 // Status never waits for the guest.
 func (m *Machine) Status() Status {
-	s := Status{State: State(m.state.Load()), ResidentBytes: residentBytes()}
+	s := Status{State: State(m.state.Load()), ResidentBytes: m.host.residentBytes()}
 	if s.State == Ended {
 		<-m.done
 		s.End = m.end
@@ -395,17 +358,4 @@ func (m *Machine) Status() Status {
 		s.Nets = append(s.Nets, n.Stats())
 	}
 	return s
-}
-
-// residentBytes reads the resident set of this process; 0 if it cannot be known.
-func residentBytes() uint64 {
-	b, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return 0
-	}
-	var size, resident uint64
-	if _, err := fmt.Sscan(string(b), &size, &resident); err != nil {
-		return 0
-	}
-	return resident * uint64(os.Getpagesize())
 }

@@ -90,35 +90,35 @@ func TestGuestEnds(t *testing.T) {
 }
 
 // save pauses and saves m and returns the snapshot's files; base is empty for a full save.
-func save(t *testing.T, m *Machine, base string) (Snapshot, Saved) {
+func save(t *testing.T, m *Machine, base string) (savedFiles, Saved) {
 	t.Helper()
 	dir := t.TempDir()
-	s := Snapshot{State: filepath.Join(dir, "state"), Base: base}
+	s := savedFiles{state: filepath.Join(dir, "state"), base: base}
 	kind, memory := snapshot.Diff, filepath.Join(dir, "mem.diff")
 	if base == "" {
-		s.Base = filepath.Join(dir, "mem")
-		kind, memory = snapshot.Full, s.Base
+		s.base = filepath.Join(dir, "mem")
+		kind, memory = snapshot.Full, s.base
 	} else {
-		s.Diff = memory
+		s.diff = memory
 	}
 	if err := m.Pause(); err != nil {
 		t.Fatal(err)
 	}
-	saved, err := m.Save(kind, s.State, memory)
+	saved, err := saveTo(t, m, kind, s.state, memory)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s, saved
 }
 
-func verify(t *testing.T, s Snapshot) {
+func verify(t *testing.T, s savedFiles) {
 	t.Helper()
-	state, err := snapshot.ReadState(s.State)
+	state, err := snapshot.ReadState(s.state)
 	if err == nil {
-		err = snapshot.VerifyMemory(s.Base, state)
+		err = snapshot.VerifyMemory(s.base, state)
 	}
-	if err == nil && s.Diff != "" {
-		err = snapshot.VerifyDiff(s.Diff, state)
+	if err == nil && s.diff != "" {
+		err = snapshot.VerifyDiff(s.diff, state)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func testChain(t *testing.T, cfg Config) {
 			t.Fatal(err)
 		}
 		counts(t, r, last)
-		from, saved = save(t, r, full.Base)
+		from, saved = save(t, r, full.base)
 		if saved.DataPages > 20 {
 			t.Errorf("diff of a tiny guest: %+v", saved)
 		}
@@ -234,7 +234,7 @@ func TestDiffIsExact(t *testing.T) {
 		}
 		want := memory(t, r)
 		var saved Saved
-		from, saved = save(t, r, full.Base)
+		from, saved = save(t, r, full.base)
 		verify(t, from)
 		got := restoreTiny(t, cfg, from)
 		if !bytes.Equal(memory(t, got), want) {
@@ -258,7 +258,7 @@ func TestHighMemoryIsSaved(t *testing.T) {
 	r := restoreTiny(t, cfg, full)
 	r.poke(t, low+8, 7)
 	r.poke(t, high+8, 8)
-	diff, _ := save(t, r, full.Base)
+	diff, _ := save(t, r, full.base)
 	r2 := restoreTiny(t, cfg, diff)
 	if r2.peek(t, low) != 0x030201 || r2.peek(t, low+8) != 7 || r2.peek(t, high) != 0x060504 || r2.peek(t, high+8) != 8 {
 		t.Errorf("%#x %#x %#x %#x", r2.peek(t, low), r2.peek(t, low+8), r2.peek(t, high), r2.peek(t, high+8))
@@ -269,41 +269,38 @@ func TestSaveNeverOverwrites(t *testing.T) {
 	m := bootTiny(t, testConfig(1, 128*mib))
 	full, _ := save(t, m, "")
 	r := restoreTiny(t, testConfig(1, 128*mib), full)
-	other := filepath.Join(t.TempDir(), "state")
-	if _, err := r.Save(snapshot.Diff, other, full.Base); !errors.Is(err, os.ErrExist) {
+	fresh := func() *os.File { return openFile(t, filepath.Join(t.TempDir(), "new"), os.O_CREATE|os.O_RDWR) }
+	state, memory := fresh(), openFile(t, full.base, os.O_RDWR)
+	if _, err := r.Save(snapshot.Diff, state, memory); !errors.Is(err, ErrConfig) {
 		t.Errorf("save onto the mapped base: %v", err)
 	}
-	if _, err := os.Stat(other); !errors.Is(err, os.ErrNotExist) {
-		t.Error("a failed save left its state file")
-	}
-	memory := filepath.Join(t.TempDir(), "mem")
-	if _, err := r.Save(snapshot.Diff, full.State, memory); !errors.Is(err, os.ErrExist) {
+	checkClosed(t, state, memory)
+	if _, err := r.Save(snapshot.Diff, openFile(t, full.state, os.O_RDWR), fresh()); !errors.Is(err, ErrConfig) {
 		t.Errorf("save onto a state file: %v", err)
-	}
-	if _, err := os.Stat(memory); !errors.Is(err, os.ErrNotExist) {
-		t.Error("a failed save left its memory file")
 	}
 	verify(t, full)
 }
 
 func TestOperationsAreRefusedByName(t *testing.T) {
 	m := bootTiny(t, testConfig(1, 128*mib))
-	if _, err := m.Save(snapshot.Full, "/nonexistent/a", "/nonexistent/b"); !errors.Is(err, ErrNotPaused) {
+	fresh := func() string { return filepath.Join(t.TempDir(), "new") }
+	if _, err := saveTo(t, m, snapshot.Full, fresh(), fresh()); !errors.Is(err, ErrNotPaused) {
 		t.Errorf("save of a running machine: %v", err)
 	}
 	full, _ := save(t, m, "")
-	if _, err := m.Save(snapshot.Diff, "/nonexistent/a", "/nonexistent/b"); !errors.Is(err, ErrConfig) {
+	if _, err := saveTo(t, m, snapshot.Diff, fresh(), fresh()); !errors.Is(err, ErrConfig) {
 		t.Errorf("diff without a base: %v", err)
 	}
 	for name, cfg := range map[string]Config{
 		"vCPUs": testConfig(2, 128*mib), "memory": testConfig(1, 256*mib),
-		"console": {VCPUs: 1, MemoryBytes: 128 * mib},
+		"console": {Host: testHost(), VCPUs: 1, MemoryBytes: 128 * mib},
 	} {
-		if _, _, err := Restore(cfg, full, true, zerolog.Nop()); !errors.As(err, new(*snapshot.Error)) {
+		if _, _, err := Restore(cfg, full.open(t), true, zerolog.Nop()); !errors.As(err, new(*snapshot.Error)) {
 			t.Errorf("restore with other %s: %v", name, err)
 		}
 	}
-	if _, _, err := Restore(testConfig(1, 128*mib), Snapshot{State: full.State, Base: full.Base, Diff: full.Base}, true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
+	mixed := savedFiles{state: full.state, base: full.base, diff: full.base}
+	if _, _, err := Restore(testConfig(1, 128*mib), mixed.open(t), true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
 		t.Errorf("restore of a full snapshot with a diff: %v", err)
 	}
 }
@@ -314,11 +311,11 @@ func TestTruncatedBaseIsAnError(t *testing.T) {
 	counts(t, m, 0)
 	full, _ := save(t, m, "")
 	r := restoreTiny(t, testConfig(1, 128*mib), full)
-	if err := os.Truncate(full.Base, 4096); err != nil {
+	if err := os.Truncate(full.base, 4096); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if _, err := r.Save(snapshot.Full, filepath.Join(dir, "state"), filepath.Join(dir, "mem")); err == nil {
+	if _, err := saveTo(t, r, snapshot.Full, filepath.Join(dir, "state"), filepath.Join(dir, "mem")); err == nil {
 		t.Error("saved memory that is not there")
 	}
 }
@@ -329,15 +326,15 @@ func TestRestoredStateIsTheSavedState(t *testing.T) {
 	m := bootTiny(t, cfg)
 	counts(t, m, 0)
 	full, _ := save(t, m, "")
-	again, saved := save(t, restoreTiny(t, cfg, full), full.Base)
+	again, saved := save(t, restoreTiny(t, cfg, full), full.base)
 	if saved.DataPages != 0 {
 		t.Errorf("a machine that did not run has a diff: %+v", saved)
 	}
-	a, err := snapshot.ReadState(full.State)
+	a, err := snapshot.ReadState(full.state)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := snapshot.ReadState(again.State)
+	b, err := snapshot.ReadState(again.state)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,11 +44,11 @@ func TestNetIsPartOfASnapshot(t *testing.T) {
 		t.Errorf("%d network cards", len(s.Nets))
 	}
 	cfg.Net = []Net{testNet(t, ns, "tap2")}
-	if _, _, err := Restore(cfg, without, true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
+	if _, _, err := Restore(cfg, without.open(t), true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
 		t.Errorf("restore with one more: %v", err)
 	}
 	cfg.Net = nil
-	if _, _, err := Restore(cfg, with, true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
+	if _, _, err := Restore(cfg, with.open(t), true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
 		t.Errorf("restore without: %v", err)
 	}
 }
@@ -79,7 +79,7 @@ func TestBadNetsAreRefused(t *testing.T) {
 	needKVM(t)
 	cfg := testConfig(1, 128*mib)
 	cfg.Net = []Net{good} // a file, but no tap
-	if _, err := Boot(cfg, Kernel{Path: kernelOf(t, tinyCode)}, zerolog.Nop()); !errors.Is(err, ErrConfig) || !errors.Is(err, virtio.ErrTap) {
+	if _, err := Boot(cfg, Kernel{Image: openFile(t, kernelOf(t, tinyCode), os.O_RDONLY)}, zerolog.Nop()); !errors.Is(err, ErrConfig) || !errors.Is(err, virtio.ErrTap) {
 		t.Errorf("no tap: %v", err)
 	}
 }
@@ -217,7 +217,7 @@ func TestRealGuestNetwork(t *testing.T) {
 
 	full, _ := timedSave(t, g, "")
 	ns.Delete(t, "tap0")
-	g2 := restoreGuest(t, i, g.cfg, full, testNet(t, ns, "tap1"))
+	g2 := restoreGuest(t, i, g, full, testNet(t, ns, "tap1"))
 	g2.health(t)
 	if _, err := open.Write(data[bulk/2:]); err != nil {
 		t.Fatal(err)

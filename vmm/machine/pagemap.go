@@ -19,17 +19,12 @@ const (
 	pagemapStep = 32 << 10
 )
 
-// touched returns which pages of the flat image became anonymous: written, by the guest or by us, since the mapping was made.
+// touched returns, from /proc/self/pagemap, which pages of the flat image became anonymous: written, by the guest or by us, since the mapping was made.
 //
 // The mapping is private, so the first write to a page, whoever makes it, replaces the file's page by an anonymous one, and
 // nothing else does. This is exact, costs nothing while the guest runs, and needs no tracking by KVM, whose dirty log misses
 // what devices write. A swapped page was anonymous before; a page under migration looks swapped, which at worst is a page too many.
-func (r *ram) touched() (*pageSet, error) {
-	f, err := os.Open("/proc/self/pagemap")
-	if err != nil {
-		return nil, fmt.Errorf("find written pages: %w", err)
-	}
-	defer func() { _ = f.Close() }()
+func (r *ram) touched(pagemap *os.File) (*pageSet, error) {
 	set := newPageSet(r.pages())
 	buf := make([]byte, pagemapStep*pagemapEntry)
 	page := uint64(0)
@@ -37,7 +32,7 @@ func (r *ram) touched() (*pageSet, error) {
 		entry := int64(r.mem.HostAddr(i)) / snapshot.PageSize * pagemapEntry
 		for left := len(region.Bytes) / snapshot.PageSize; left > 0; {
 			b := buf[:min(left, pagemapStep)*pagemapEntry]
-			if n, err := f.ReadAt(b, entry); n < len(b) {
+			if n, err := pagemap.ReadAt(b, entry); n < len(b) {
 				return nil, fmt.Errorf("find written pages: %w", err)
 			}
 			for off := 0; off < len(b); off += pagemapEntry {

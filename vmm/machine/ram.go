@@ -58,12 +58,8 @@ func newAnonymousRAM(size uint64) (*ram, error) {
 	return newRAM(size, func(_ int64, n uint64) ([]byte, error) { return guestmem.MapAnon(n) })
 }
 
-// newRestoredRAM maps the flat image at path. The file is kept open: a diff is made against it.
-func newRestoredRAM(path string, size uint64) (_ *ram, err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("open base memory: %w", err)
-	}
+// newRestoredRAM maps the flat image in f, which becomes the memory's unless there is an error: a diff is made against it.
+func newRestoredRAM(f *os.File, size uint64) (_ *ram, err error) {
 	info, err := f.Stat()
 	if err == nil && uint64(info.Size()) != size {
 		err = &snapshot.Error{Part: "base memory", Err: fmt.Errorf("%w: %d bytes, want %d", snapshot.ErrFormat, info.Size(), size)}
@@ -73,7 +69,6 @@ func newRestoredRAM(path string, size uint64) (_ *ram, err error) {
 		r, err = newRAM(size, func(off int64, n uint64) ([]byte, error) { return guestmem.MapPrivate(int(f.Fd()), off, n) })
 	}
 	if err != nil {
-		_ = f.Close()
 		return nil, err
 	}
 	r.base = f

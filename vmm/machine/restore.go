@@ -3,6 +3,7 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -12,11 +13,11 @@ import (
 	"torpor/vmm/snapshot"
 )
 
-// Snapshot names the files of a saved machine.
+// Snapshot is the open files of a saved machine.
 type Snapshot struct {
-	State string
-	Base  string // flat memory image
-	Diff  string // pages that differ from it; empty when the saved machine is the base itself
+	State *os.File
+	Base  *os.File // flat memory image
+	Diff  *os.File // pages that differ from it; nil when the saved machine is the base itself
 }
 
 // Phases is how long the parts of a restore took.
@@ -27,21 +28,32 @@ type Phases struct {
 }
 
 // Restore makes a machine from a saved one. It runs when Restore returns, unless stopped is set. The snapshot's files must not
-// change while the machine lives.
+// change while the machine lives. They are the machine's, see Config.
 func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Machine, phases Phases, err error) {
 	begin := time.Now()
 	lap := func(d *time.Duration) {
 		now := time.Now()
 		*d, begin = now.Sub(begin), now
 	}
-	if err := cfg.validate(); err != nil {
-		return nil, phases, err
+	defer func() {
+		closeFiles(from.State, from.Diff) // what is mapped of the diff outlives the descriptor
+		if err != nil {
+			closeFiles(from.Base)
+			cfg.close()
+		}
+	}()
+	err = cfg.validate()
+	if from.State == nil || from.Base == nil {
+		err = errors.Join(err, fmt.Errorf("%w: a snapshot is at least a state and a base memory", ErrConfig))
 	}
-	state, err := snapshot.ReadState(from.State)
 	if err != nil {
 		return nil, phases, err
 	}
-	if (from.Diff != "") != (state.Memory.Kind == snapshot.Diff) {
+	state, err := snapshot.ReadStateFile(from.State)
+	if err != nil {
+		return nil, phases, err
+	}
+	if (from.Diff != nil) != (state.Memory.Kind == snapshot.Diff) {
 		return nil, phases, &snapshot.Error{
 			Part: "state", Err: fmt.Errorf("%w: its memory is of kind %v", snapshot.ErrMismatch, state.Memory.Kind),
 		}
@@ -50,7 +62,7 @@ func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Ma
 	if err != nil {
 		return nil, phases, err
 	}
-	if from.Diff != "" {
+	if from.Diff != nil {
 		if err := mem.applyDiff(from.Diff, state); err != nil {
 			mem.close()
 			return nil, phases, err

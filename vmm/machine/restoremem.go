@@ -15,13 +15,9 @@ const (
 	maxMappings = 8000
 )
 
-// applyDiff lays a diff over the base: long runs are mapped from its file, short ones copied in and verified.
-func (r *ram) applyDiff(path string, state *snapshot.State) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("open memory diff: %w", err)
-	}
-	defer func() { _ = f.Close() }() // mappings outlive the descriptor
+// applyDiff lays a diff over the base: long runs are mapped from its file, short ones copied in and verified. The file may be
+// closed afterwards.
+func (r *ram) applyDiff(f *os.File, state *snapshot.State) error {
 	d, err := snapshot.OpenDiff(f)
 	if err != nil {
 		return err

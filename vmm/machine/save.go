@@ -2,6 +2,7 @@ package machine
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 
@@ -24,9 +25,11 @@ type Saved struct {
 	ElidedPages uint64 // written by the guest, but equal to the base
 }
 
-// Save writes state and memory of a paused machine to two new files and makes them durable; it flushes the disks too. The
-// machine stays paused and may be resumed, whatever comes of it. On error neither file is left behind.
-func (m *Machine) Save(kind snapshot.MemoryKind, statePath, memoryPath string) (_ Saved, err error) {
+// Save writes state and memory of a paused machine to two files, which are empty and open for reading and writing, and makes
+// them durable; it flushes the disks too. It closes the files, whatever comes of it; on error their contents mean nothing. The
+// machine stays paused and may be resumed.
+func (m *Machine) Save(kind snapshot.MemoryKind, state, memory *os.File) (_ Saved, err error) {
+	defer func() { err = errors.Join(err, state.Close(), memory.Close()) }()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch State(m.state.Load()) {
@@ -39,64 +42,61 @@ func (m *Machine) Save(kind snapshot.MemoryKind, statePath, memoryPath string) (
 	if kind == snapshot.Diff && m.ram.base == nil {
 		return Saved{}, fmt.Errorf("%w: a diff needs a machine restored from base memory", ErrConfig)
 	}
+	// A file with something in it may be one that this or another machine has mapped.
+	if err := errors.Join(checkEmpty(state), checkEmpty(memory)); err != nil {
+		return Saved{}, err
+	}
 	if err := m.flushLocked(); err != nil {
 		return Saved{}, err
 	}
+	return m.saveLocked(kind, state, memory)
+}
+
+func (m *Machine) saveLocked(kind snapshot.MemoryKind, stateFile, memoryFile *os.File) (saved Saved, err error) {
 	state, err := m.stateLocked() // before memory: a device may still write to it
 	if err != nil {
-		return Saved{}, err
+		return saved, err
 	}
 	state.Memory = snapshot.Memory{Kind: kind, Sums: m.baseSums}
-	var saved Saved
-	err = createFile(memoryPath, func(f *os.File) (err error) {
-		if kind == snapshot.Diff {
-			saved, err = m.ram.writeDiff(f, state.ID)
-			return err
-		}
-		saved, state.Memory.Sums, err = m.ram.writeFull(f)
-		return err
-	})
+	if kind == snapshot.Diff {
+		saved, err = m.ram.writeDiff(memoryFile, m.host.pagemap, state.ID)
+	} else {
+		saved, state.Memory.Sums, err = m.ram.writeFull(memoryFile, m.host.pagemap)
+	}
+	if err == nil {
+		err = datasync(memoryFile)
+	}
 	if err != nil {
 		return Saved{}, fmt.Errorf("save memory: %w", err)
 	}
 	raw := state.Encode()
-	err = createFile(statePath, func(f *os.File) error {
-		_, err := f.Write(raw)
-		return err
-	})
+	_, err = stateFile.WriteAt(raw, 0)
+	if err == nil {
+		err = datasync(stateFile)
+	}
 	if err != nil {
-		_ = os.Remove(memoryPath)
 		return Saved{}, fmt.Errorf("save state: %w", err)
 	}
 	saved.StateBytes = uint64(len(raw))
-	saved.MemoryBytes = allocated(memoryPath)
+	saved.MemoryBytes = allocated(memoryFile)
 	return saved, nil
 }
 
-// createFile makes a file that must not exist, and makes it durable. It is removed again if anything fails. O_EXCL is also
-// what keeps a save from writing into a file that this or another machine has mapped.
-func createFile(path string, write func(*os.File) error) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	err = write(f)
-	if err == nil {
-		err = os.NewSyscallError("fdatasync", unix.Fdatasync(int(f.Fd())))
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		_ = os.Remove(path)
+// checkEmpty is an ErrConfig (wrapped) for a file that there is something in.
+func checkEmpty(f *os.File) error {
+	info, err := f.Stat()
+	if err == nil && info.Size() != 0 {
+		err = fmt.Errorf("%w: the file to save to has %d bytes", ErrConfig, info.Size())
 	}
 	return err
 }
 
+func datasync(f *os.File) error { return os.NewSyscallError("fdatasync", unix.Fdatasync(int(f.Fd()))) }
+
 // allocated is the room a file takes on disk, in bytes; 0 if it cannot be known.
-func allocated(path string) uint64 {
+func allocated(f *os.File) uint64 {
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return 0
 	}
 	return uint64(st.Blocks) * 512
@@ -116,7 +116,7 @@ func (m *Machine) stateLocked() (*snapshot.State, error) {
 	if m.bus.ports.Serial != nil {
 		s.Devices = append(s.Devices, snapshot.Device{Name: serialName, Data: m.bus.ports.Serial.Save()})
 	}
-	supported, err := m.kvm.MSRIndexList()
+	supported, err := m.host.kvm.MSRIndexList()
 	if err != nil {
 		return nil, fmt.Errorf("save vCPUs: %w", err)
 	}

@@ -16,11 +16,11 @@ var zeroPage [snapshot.PageSize]byte
 // writeFull writes all memory as a flat image. Zero pages become holes. It returns the checksums of the image's chunks. Memory
 // that nobody wrote, over nothing or over a hole of the base, is zero without being looked at: reading it would fill the page
 // cache with as much as the guest has.
-func (r *ram) writeFull(f *os.File) (saved Saved, sums []uint32, err error) {
+func (r *ram) writeFull(f, pagemap *os.File) (saved Saved, sums []uint32, err error) {
 	if err := f.Truncate(int64(r.mem.Size())); err != nil {
 		return saved, nil, err
 	}
-	maybe, err := r.written()
+	maybe, err := r.written(pagemap)
 	if err != nil {
 		return saved, nil, err
 	}
@@ -74,8 +74,8 @@ func writeNonZero(f *os.File, chunk []byte, first uint64) (pages uint64, err err
 func isZero(page []byte) bool { return bytes.Equal(page, zeroPage[:]) }
 
 // written returns every page that may differ from the base: those touched, and those mapped from an earlier diff.
-func (r *ram) written() (*pageSet, error) {
-	set, err := r.touched()
+func (r *ram) written(pagemap *os.File) (*pageSet, error) {
+	set, err := r.touched(pagemap)
 	if err != nil {
 		return nil, err
 	}
@@ -91,9 +91,9 @@ func (r *ram) written() (*pageSet, error) {
 }
 
 // writeDiff writes the pages that differ from the base image.
-func (r *ram) writeDiff(f *os.File, id snapshot.ID) (Saved, error) {
+func (r *ram) writeDiff(f, pagemap *os.File, id snapshot.ID) (Saved, error) {
 	var saved Saved
-	candidates, err := r.written()
+	candidates, err := r.written(pagemap)
 	if err != nil {
 		return saved, err
 	}

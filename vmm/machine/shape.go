@@ -28,7 +28,7 @@ func (c Config) shape(disks []*cow.Chain) snapshot.Shape {
 		s.VsockCID = c.Vsock.CID
 	}
 	for i, d := range c.Disks {
-		s.Disks = append(s.Disks, snapshot.Disk{ID: d.ID, Bytes: uint64(disks[i].Size()), ReadOnly: d.Top == ""})
+		s.Disks = append(s.Disks, snapshot.Disk{ID: d.ID, Bytes: uint64(disks[i].Size()), ReadOnly: d.Top == nil})
 	}
 	return s
 }

@@ -98,7 +98,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 }
 
 func testConfig(vcpus int, memory uint64) Config {
-	return Config{VCPUs: vcpus, MemoryBytes: memory, Console: &Console{}}
+	return Config{Host: testHost(), VCPUs: vcpus, MemoryBytes: memory, Console: &Console{}}
 }
 
 func bootTiny(t *testing.T, cfg Config) *Machine { return bootCode(t, cfg, tinyCode) }
@@ -107,7 +107,7 @@ func bootTiny(t *testing.T, cfg Config) *Machine { return bootCode(t, cfg, tinyC
 func bootCode(t *testing.T, cfg Config, code []byte) *Machine {
 	t.Helper()
 	needKVM(t)
-	m, err := Boot(cfg, Kernel{Path: kernelOf(t, code)}, zerolog.New(zerolog.NewTestWriter(t)))
+	m, err := Boot(cfg, Kernel{Image: openFile(t, kernelOf(t, code), os.O_RDONLY)}, zerolog.New(zerolog.NewTestWriter(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,9 +115,9 @@ func bootCode(t *testing.T, cfg Config, code []byte) *Machine {
 	return m
 }
 
-func restoreTiny(t *testing.T, cfg Config, from Snapshot) *Machine {
+func restoreTiny(t *testing.T, cfg Config, from savedFiles) *Machine {
 	t.Helper()
-	m, _, err := Restore(cfg, from, true, zerolog.New(zerolog.NewTestWriter(t)))
+	m, _, err := Restore(cfg, from.open(t), true, zerolog.New(zerolog.NewTestWriter(t)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -164,13 +164,18 @@ func chunks(bytes uint64) uint64 {
 	return n
 }
 
-// ReadState reads and verifies a state file.
+// ReadState reads and verifies the state file at path.
 func ReadState(path string) (*State, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read state: %w", err)
 	}
-	defer func() { _ = f.Close() }()
+	defer func() { _ = f.Close() }() // it was only read
+	return ReadStateFile(f)
+}
+
+// ReadStateFile reads and verifies an open state file, which stays the caller's.
+func ReadStateFile(f *os.File) (*State, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("read state: %w", err)

@@ -1,9 +1,6 @@
 package virtio
 
 import (
-	"bytes"
-	"regexp"
-	"strconv"
 	"testing"
 
 	"torpor/vmm/virtio/mmio"
@@ -46,39 +43,6 @@ func FuzzVsockTX(f *testing.F) {
 		g.check(newDriver(t, newVsock(t, tempSocket(t)), g.mem).tr.Load(state))
 		g.check(g.tr.Resume())
 		g.tr.Close()
-	})
-}
-
-var connectLine = regexp.MustCompile(`^CONNECT ([0-9]+)\n`)
-
-// FuzzVsockConnectLine compares the parser of a client's first line with the grammar, whole and byte by byte.
-func FuzzVsockConnectLine(f *testing.F) {
-	for _, seed := range []string{
-		"CONNECT 1\n", "CONNECT 4294967295\nrest", "CONNECT 4294967296\n", "CONNECT +1\n", "CONNECT 1_0\n", "CONNECT  1\n", "CONNECT 1", "\n",
-		"CONNECT 00000000000000000000001\n", "CONNECT 0000000000000000000000000\n",
-	} {
-		f.Add([]byte(seed))
-	}
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		port, rest, err := readConnect(bytes.NewReader(raw))
-		var want uint64
-		m := connectLine.FindSubmatch(raw)
-		ok := m != nil && len(m[0]) <= vsockLineBytes
-		if ok {
-			var perr error
-			want, perr = strconv.ParseUint(string(m[1]), 10, 32)
-			ok = perr == nil
-		}
-		if (err == nil) != ok || ok && uint64(port) != want {
-			t.Fatalf("%q: port %d, %v; want %d, %v", raw, port, err, want, ok)
-		}
-		if ok && !bytes.HasPrefix(raw[len(m[0]):], rest) {
-			t.Fatalf("%q: the rest is %q", raw, rest)
-		}
-		slow, _, slowErr := readConnect(iotestOneByte{bytes.NewReader(raw)})
-		if (slowErr == nil) != ok || ok && slow != port {
-			t.Fatalf("%q byte by byte: port %d, %v", raw, slow, slowErr)
-		}
 	})
 }
 

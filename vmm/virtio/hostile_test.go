@@ -86,7 +86,8 @@ func TestBrokenQueueNeedsReset(t *testing.T) {
 				if !d.needsReset() {
 					t.Fatal("the device does not ask for a reset")
 				}
-				if !d.until(d.interrupted) {
+				// The interrupt follows the status.
+				if !d.until(func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.irqs > 0 }) {
 					t.Error("without an interrupt")
 				}
 				// Still broken after a pause, and through a snapshot.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"os"
 	"sync"
 
 	"torpor/vmm/virtio/mmio"
@@ -26,17 +25,26 @@ const vsockQueueSize = 256
 // vsockMaxConns is how many connections there are at most, being made and being drained included.
 const vsockMaxConns = 1023
 
+// vsockMaxParked is how many clients may wait for connections of the guest.
+const vsockMaxParked = 64
+
 // Host ports of connections that the host makes.
 const (
 	vsockFirstPort = 1 << 30
 	vsockPorts     = 1 << 30
 )
 
-// Vsock connects sockets of the guest with unix sockets of the host (virtio 1.2, section 5.10).
+// Vsock connects sockets of the guest with clients of a unix socket on the host (virtio 1.2, section 5.10).
 //
-// Host to guest: a client connects to the device's unix socket and writes "CONNECT <port>\n"; once the guest has accepted, it
-// reads "OK <host port>\n" and then the guest's bytes. If the guest refuses, the socket is closed without a word. Guest to
-// host: a connection to CID 2, port p, goes to the unix socket "<path>_<p>". Each direction is closed on its own.
+// Host to guest: a client connects and writes "CONNECT <port>\n"; once the guest has accepted, it reads "OK <host port>\n" and
+// then the guest's bytes. If the guest refuses, the socket is closed without a word.
+//
+// Guest to host: a client connects and writes "LISTEN <port>\n"; it reads "OK\n" and is parked. When the guest connects to CID
+// 2 and that port, it gets the client that is parked there the longest, or is refused if there is none. One client takes one
+// connection. A client that hangs up before is forgotten, one too many is closed without a word.
+//
+// Each direction of a connection is closed on its own. The device opens no socket of its own accord: all it has is the
+// listener it was given.
 //
 // A snapshot ends all connections on both sides: Save tells the guest by a TRANSPORT_RESET event, which is in guest memory
 // before that is saved. From then on, in this machine as in one restored from it, nothing is sent to the guest until it has
@@ -44,7 +52,6 @@ const (
 // A pause without a snapshot ends nothing.
 type Vsock struct {
 	cid      uint64
-	path     string
 	listener *net.UnixListener
 	limits   vsockLimits
 	done     chan struct{} // closed by Close
@@ -64,10 +71,11 @@ type Vsock struct {
 	nextPort uint32
 	reset    transportReset
 
-	all   map[*vsockConn]struct{} // every connection there is
-	conns map[vsockKey]*vsockConn // those the guest knows or may come to know
-	ready []*vsockConn            // those that may owe the guest a packet, first come first served
-	rsts  []vsockReply            // resets owed for packets without a connection
+	all    map[*vsockConn]struct{} // every connection there is
+	conns  map[vsockKey]*vsockConn // those the guest knows or may come to know
+	parked []*vsockConn            // those that wait for the guest, the longest first
+	ready  []*vsockConn            // those that may owe the guest a packet, first come first served
+	rsts   []vsockReply            // resets owed for packets without a connection
 }
 
 // vsockKey names a connection.
@@ -81,27 +89,18 @@ type vsockReply struct {
 
 var _ mmio.Device = (*Vsock)(nil)
 
-// NewVsock returns the device and listens on the unix socket at path, replacing one that was left behind. cid is the guest's
-// address, at least 3. Close ends it.
-func NewVsock(cid uint64, path string) (*Vsock, error) {
-	return newVsockWithin(vsockDefaultLimits, cid, path)
+// NewVsock returns the device. Its clients come over the listener, which is the device's from then on, whatever comes of it. cid
+// is the guest's address, at least 3. Close ends it.
+func NewVsock(cid uint64, listener *net.UnixListener) (*Vsock, error) {
+	return newVsockWithin(vsockDefaultLimits, cid, listener)
 }
 
-func newVsockWithin(limits vsockLimits, cid uint64, path string) (*Vsock, error) {
+func newVsockWithin(limits vsockLimits, cid uint64, listener *net.UnixListener) (*Vsock, error) {
 	if cid <= hostCID || cid >= 1<<32-1 {
-		return nil, fmt.Errorf("vsock: %d cannot be a guest's context id", cid)
-	}
-	if stat, err := os.Lstat(path); err == nil && stat.Mode().Type() == os.ModeSocket {
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("vsock: replace socket: %w", err)
-		}
-	}
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("vsock: %w", err)
+		return nil, errors.Join(fmt.Errorf("vsock: %d cannot be a guest's context id", cid), listener.Close())
 	}
 	v := &Vsock{
-		cid: cid, path: path, listener: listener, limits: limits, done: make(chan struct{}),
+		cid: cid, listener: listener, limits: limits, done: make(chan struct{}),
 		nextPort: rand.Uint32N(vsockPorts),
 		all:      map[*vsockConn]struct{}{},
 		conns:    map[vsockKey]*vsockConn{},
@@ -110,7 +109,7 @@ func newVsockWithin(limits vsockLimits, cid uint64, path string) (*Vsock, error)
 	return v, nil
 }
 
-// Close ends all connections and removes the socket. The device does nothing useful afterwards.
+// Close ends all connections and closes the listener. The device does nothing useful afterwards.
 func (v *Vsock) Close() error {
 	err := v.listener.Close()
 	v.mu.Lock()
@@ -194,7 +193,8 @@ func (v *Vsock) Resume() error {
 	return nil
 }
 
-// dropLocked ends all connections the guest may know, without a word to it. What it has finished sending still goes out.
+// dropLocked ends all connections the guest may know, without a word to it. What it has finished sending still goes out. Parked
+// clients stay.
 func (v *Vsock) dropLocked() {
 	for _, c := range v.conns {
 		v.killLocked(c)

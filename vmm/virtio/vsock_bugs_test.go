@@ -118,8 +118,9 @@ func (g *vsockGuest) connectAmidResets(port uint32) (*net.UnixConn, vsockHeader)
 // check as one thing and acts as another: the length that was checked is the length that is used.
 func TestVsockHeaderIsReadOnce(t *testing.T) {
 	mem := sharedMemory(t)
-	dev := newVsock(t, tempSocket(t))
-	g := &vsockGuest{driver: newDriver(t, dev, mem), dev: dev, path: dev.path, rx: map[uint16][]buffer{}, alloc: 64 << 10}
+	path := tempSocket(t)
+	dev := newVsock(t, path)
+	g := &vsockGuest{driver: newDriver(t, dev, mem), dev: dev, path: path, rx: map[uint16][]buffer{}, alloc: 64 << 10}
 	g.init()
 	for range 12 {
 		g.postRX(g.out(44 + 4096))

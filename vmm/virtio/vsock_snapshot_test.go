@@ -217,15 +217,13 @@ func TestVsockLoadRefusesBadState(t *testing.T) {
 
 func TestVsockCloseEndsEverything(t *testing.T) {
 	g := newVsockGuest(t)
-	listener, err := net.Listen("unix", g.path+"_1")
-	g.check(err)
-	defer listener.Close()
+	parked, accepted := g.park(1), g.park(2)
+	g.accepted(2, 9)
 	open, _ := g.connect(7)
 	mute := g.dial()
 	waiting := g.dial()
 	fmt.Fprint(waiting, "CONNECT 1\n")
 	g.expect(vsockRequest)
-	g.reply(vsockHeader{srcPort: 1, dstPort: 9}, vsockRequest, nil)
 	g.tr.Close()
 	done := make(chan error)
 	go func() { done <- g.dev.Close() }()
@@ -235,7 +233,7 @@ func TestVsockCloseEndsEverything(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("Close does not return")
 	}
-	for _, c := range []net.Conn{open, mute, waiting} {
+	for _, c := range []net.Conn{parked, accepted, open, mute, waiting} {
 		g.ended(c)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -93,17 +92,9 @@ func TestVsockGuestRefuses(t *testing.T) {
 
 func TestVsockGuestConnects(t *testing.T) {
 	g := newVsockGuest(t)
-	listener, err := net.Listen("unix", g.path+"_1024")
-	g.check(err)
-	defer listener.Close()
-	h := vsockHeader{srcPort: 1024, dstPort: 5555} // as if the host had sent something
-	g.reply(h, vsockRequest, nil)
-	c, err := listener.Accept()
-	g.check(err)
-	defer c.Close()
-	if got, _ := g.expect(vsockResponse); got.srcPort != 1024 || got.dstPort != 5555 {
-		t.Fatalf("response %+v", got)
-	}
+	c := g.park(1024)
+	g.refused(1025, 5556)
+	h := g.accepted(1024, 5555)
 	g.reply(h, vsockData, []byte("hello 42\n"))
 	if got := g.read(c, 9); got != "hello 42\n" {
 		t.Fatalf("the host reads %q", got)
@@ -112,12 +103,104 @@ func TestVsockGuestConnects(t *testing.T) {
 	if _, p := g.expect(vsockData); string(p) != "hi" {
 		t.Fatalf("the guest reads %q", p)
 	}
+	g.refused(1024, 5556) // one client, one connection
+	c.Close()
+	g.expect(vsockShutdown)
+	g.reply(h, vsockReset, nil)
+	g.idle()
+}
 
-	nobody := vsockHeader{srcPort: 1025, dstPort: 5556}
-	g.reply(nobody, vsockRequest, nil)
-	if got, _ := g.expect(vsockReset); got.srcPort != 1025 || got.dstPort != 5556 {
-		t.Fatalf("reset %+v", got)
+func TestVsockParkedClientsAreServedInTurn(t *testing.T) {
+	g := newVsockGuest(t)
+	first, other, second := g.park(7), g.park(8), g.park(7)
+	for i, c := range []*net.UnixConn{first, second} {
+		h := g.accepted(7, uint32(100+i))
+		g.reply(h, vsockData, fmt.Append(nil, i))
+		if got := g.read(c, 1); got != fmt.Sprint(i) {
+			t.Fatalf("client %d reads %q", i, got)
+		}
 	}
+	g.refused(7, 102)
+	h := g.accepted(8, 103)
+	fmt.Fprint(other, "x")
+	if got, p := g.expect(vsockData); got.dstPort != h.dstPort || string(p) != "x" {
+		t.Fatalf("%q on port %d", p, got.dstPort)
+	}
+}
+
+func TestVsockParkedClientHangsUp(t *testing.T) {
+	g := newVsockGuest(t)
+	c := g.park(7)
+	c.Close()
+	g.idle()
+	g.refused(7, 100)
+	c = g.park(7)
+	g.check(c.CloseWrite()) // nor does half of one make a connection
+	g.ended(c)
+	g.idle()
+	g.refused(7, 100)
+}
+
+// What a client says ahead is the guest's first, also when the client waits from before the driver was up.
+func TestVsockParkedClientSpeaksFirst(t *testing.T) {
+	path := tempSocket(t)
+	dev := newVsock(t, path)
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprint(c, "LISTEN 7\nahead")
+	ok := make([]byte, 3)
+	if _, err := io.ReadFull(c, ok); err != nil || string(ok) != "OK\n" {
+		t.Fatalf("%q, %v", ok, err)
+	}
+	g := attachVsockGuest(t, dev)
+	h := g.accepted(7, 100)
+	if got, p := g.expect(vsockData); got.dstPort != h.dstPort || string(p) != "ahead" {
+		t.Fatalf("the guest reads %q on port %d", p, got.dstPort)
+	}
+}
+
+// Parked clients outlive what the guest's driver does and a snapshot: the guest does not know them.
+func TestVsockParkedClientsStay(t *testing.T) {
+	g := newVsockGuest(t)
+	g.check(g.tr.Pause())
+	c := g.park(7)
+	fmt.Fprint(c, "ahead")
+	g.eventually(func() bool { return len(g.dev.parked[0].chunk) > 0 })
+	_, err := g.dev.Save()
+	g.check(err)
+	g.check(g.tr.Resume())
+	g.postEvents(1)
+	h := g.accepted(7, 100)
+	if got, p := g.expect(vsockData); got.dstPort != h.dstPort || string(p) != "ahead" {
+		t.Fatalf("the guest reads %q on port %d", p, got.dstPort)
+	}
+	g.park(8)
+	g.set(tStatus, 0)
+	g.ended(c)
+	g.dev.mu.Lock()
+	defer g.dev.mu.Unlock()
+	if len(g.dev.parked) != 1 {
+		t.Errorf("%d clients wait after a reset", len(g.dev.parked))
+	}
+}
+
+func TestVsockParkingIsBounded(t *testing.T) {
+	g := newVsockGuest(t)
+	var parked []*net.UnixConn
+	for port := range uint32(vsockMaxParked) {
+		parked = append(parked, g.park(port))
+	}
+	c := g.dial()
+	fmt.Fprint(c, "LISTEN 9\n")
+	g.ended(c)
+	g.accepted(5, 100)
+	g.park(9) // the place of one that has its connection
+	parked[6].Close()
+	g.eventually(func() bool { return len(g.dev.parked) < vsockMaxParked })
+	g.park(9)
 }
 
 func TestVsockHostPeerVanishes(t *testing.T) {
@@ -152,14 +235,20 @@ func TestVsockHostPeerVanishes(t *testing.T) {
 	}
 }
 
-func TestVsockConnectLine(t *testing.T) {
+func TestVsockFirstLine(t *testing.T) {
 	for line, want := range map[string]struct {
-		port uint32
-		rest string
-		ok   bool
+		order vsockOrder
+		rest  string
+		ok    bool
 	}{
-		"CONNECT 1\n":                            {1, "", true},
-		"CONNECT 4294967295\nGET / HTTP/1.1\n\n": {4294967295, "GET / HTTP/1.1\n\n", true},
+		"CONNECT 1\n":                            {vsockOrder{false, 1}, "", true},
+		"CONNECT 4294967295\nGET / HTTP/1.1\n\n": {vsockOrder{false, 4294967295}, "GET / HTTP/1.1\n\n", true},
+		"LISTEN 1024\n":                          {vsockOrder{true, 1024}, "", true},
+		"LISTEN 0\nx":                            {vsockOrder{true, 0}, "x", true},
+		"LISTEN 4294967296\n":                    {},
+		"LISTEN\n":                               {},
+		"LISTEN  1\n":                            {},
+		"LISTEN 1 1\n":                           {},
 		"CONNECT 4294967296\n":                   {},
 		"CONNECT -1\n":                           {},
 		"CONNECT \n":                             {},
@@ -172,15 +261,38 @@ func TestVsockConnectLine(t *testing.T) {
 		"CONNECT 0000000000000000000000000000001\n": {},
 		strings.Repeat("x", 1<<16):                  {},
 	} {
-		port, rest, err := readConnect(strings.NewReader(line))
-		if (err == nil) != want.ok || err == nil && (port != want.port || string(rest) != want.rest) {
-			t.Errorf("%.40q: %d, %q, %v", line, port, rest, err)
+		order, rest, err := readOrder(strings.NewReader(line))
+		if (err == nil) != want.ok || err == nil && (order != want.order || string(rest) != want.rest) {
+			t.Errorf("%.40q: %+v, %q, %v", line, order, rest, err)
 		}
-		port2, rest2, err2 := readConnect(iotestOneByte{strings.NewReader(line)})
-		if port2 != port || (err2 == nil) != (err == nil) || !strings.HasPrefix(string(rest), string(rest2)) {
-			t.Errorf("%.40q byte by byte: %d, %v", line, port2, err2)
+		order2, rest2, err2 := readOrder(iotestOneByte{strings.NewReader(line)})
+		if (err2 == nil) != (err == nil) || err == nil && (order2 != order || !strings.HasPrefix(string(rest), string(rest2))) {
+			t.Errorf("%.40q byte by byte: %+v, %v", line, order2, err2)
 		}
 	}
+}
+
+func FuzzVsockFirstLine(f *testing.F) {
+	for _, seed := range []string{"CONNECT 1\n", "LISTEN 1024\nhello", "CONNECT", "LISTEN 99999999999\n", "\n", "listen 1\n", strings.Repeat("L", 100)} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		order, rest, err := readOrder(bytes.NewReader(in))
+		if err != nil {
+			return
+		}
+		line := fmt.Sprintf("CONNECT %d\n", order.port)
+		if order.listen {
+			line = fmt.Sprintf("LISTEN %d\n", order.port)
+		}
+		said, _, _ := bytes.Cut(in, []byte("\n"))
+		if again, _, err := readOrder(strings.NewReader(line)); err != nil || again != order || len(said) >= vsockLineBytes {
+			t.Errorf("%q is understood as %+v", in, order)
+		}
+		if end := len(said) + 1; !bytes.HasPrefix(in[end:], rest) {
+			t.Errorf("%q leaves %q", in, rest)
+		}
+	})
 }
 
 // iotestOneByte gives one byte a read.
@@ -218,40 +330,27 @@ func TestVsockRefusesBeforeTheDriverIsUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	fmt.Fprint(c, "CONNECT 1\n")
 	if p, _ := io.ReadAll(c); len(p) != 0 {
 		t.Fatalf("the host reads %q", p)
 	}
 }
 
-func TestVsockSocketFile(t *testing.T) {
-	path := tempSocket(t)
-	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	stale.SetUnlinkOnClose(false)
-	stale.Close()
-	dev, err := NewVsock(testCID, path)
-	if err != nil {
-		t.Fatalf("a socket left behind is not replaced: %v", err)
-	}
-	if err := dev.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket is still there: %v", err)
-	}
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if dev, err := NewVsock(testCID, path); err == nil {
-		dev.Close()
-		t.Error("an ordinary file was replaced")
-	}
-	for _, cid := range []uint64{0, 1, 2, 1<<32 - 1, 1 << 40} {
-		if dev, err := NewVsock(cid, tempSocket(t)); err == nil {
-			dev.Close()
-			t.Errorf("context id %d was taken", cid)
+func TestVsockTakesTheListener(t *testing.T) {
+	for _, cid := range []uint64{0, 1, 2, testCID, 1<<32 - 1, 1 << 40} {
+		l := listen(t, tempSocket(t))
+		dev, err := NewVsock(cid, l)
+		if (err == nil) != (cid == testCID) {
+			t.Errorf("context id %d: %v", cid, err)
+		}
+		if err == nil {
+			err = dev.Close()
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		if err := l.Close(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("context id %d: the listener was left open (%v)", cid, err)
 		}
 	}
 }

@@ -23,10 +23,11 @@ const (
 // what the guest sent. What is owed to the guest besides data are flags, so that it never takes more room.
 type vsockConn struct {
 	key    vsockKey
-	sock   *net.UnixConn // nil until dialled
-	change *sync.Cond    // signalled when what the goroutines wait for may have come
+	sock   *net.UnixConn
+	change *sync.Cond // signalled when what the goroutines wait for may have come
 
 	established bool
+	parked      bool // waits in Vsock.parked for the guest to connect to key.host
 	gone        bool // the guest does not know it, or no more; what it sent before may still be on its way to the host
 	dead        bool // gone, and nothing moves any more
 	relayed     bool // the goroutines have ended
@@ -40,7 +41,7 @@ type vsockConn struct {
 	asked                              bool // for credit, since there was none
 
 	// From the guest.
-	greeting            []byte // for the host, before anything of the guest
+	greeting            []byte // for the host, before anything of the guest; until the guest has answered if it is asked
 	in                  []byte // not yet being written to the host
 	shut                uint32 // flags of the guest's shutdowns
 	received, forwarded uint32
@@ -59,25 +60,28 @@ func (v *Vsock) enterLocked(c *vsockConn, key vsockKey) {
 	v.conns[key] = c
 }
 
-// leaveLocked makes c unknown to the guest. What the guest sent still goes to the host.
+// leaveLocked makes c unknown to the guest, now or, if it is parked, for ever. What the guest sent still goes to the host.
 func (v *Vsock) leaveLocked(c *vsockConn) {
-	if !c.gone {
+	switch {
+	case c.parked:
+		v.unparkLocked(c)
+	case c.gone:
+		return
+	default:
 		delete(v.conns, c.key)
 		c.gone = true
-		c.stopReceiving()
-		c.shut = vsockNoReceive | vsockNoSend
-		c.change.Broadcast()
-		v.releaseLocked(c)
 	}
+	c.stopReceiving()
+	c.shut = vsockNoReceive | vsockNoSend
+	c.change.Broadcast()
+	v.releaseLocked(c)
 }
 
 // killLocked ends c at once, without a word to the guest.
 func (v *Vsock) killLocked(c *vsockConn) {
 	c.dead = true
 	v.leaveLocked(c)
-	if c.sock != nil {
-		c.sock.Close()
-	}
+	c.sock.Close()
 	c.change.Broadcast()
 }
 
@@ -100,9 +104,7 @@ func (v *Vsock) releaseLocked(c *vsockConn) {
 // stopReceiving makes the host's bytes, those to come too, go nowhere: the guest takes no more.
 func (c *vsockConn) stopReceiving() {
 	c.chunk = nil
-	if c.sock != nil {
-		_ = c.sock.CloseRead() // fails if the peer is gone, which is as good
-	}
+	_ = c.sock.CloseRead() // fails if the peer is gone, which is as good
 }
 
 // packetLocked takes a packet of the guest for c.
@@ -231,9 +233,7 @@ func (v *Vsock) relay(c *vsockConn, first []byte) {
 }
 
 func (v *Vsock) finish(c *vsockConn) {
-	if c.sock != nil {
-		c.sock.Close()
-	}
+	c.sock.Close()
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	c.relayed = true
@@ -275,7 +275,7 @@ func (v *Vsock) offer(c *vsockConn, p []byte) bool {
 func (v *Vsock) hostEnded(c *vsockConn, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if !errors.Is(err, io.EOF) {
+	if c.parked || !errors.Is(err, io.EOF) { // a client that hangs up before it has a connection wants none
 		v.abortLocked(c)
 		return
 	}
@@ -288,7 +288,7 @@ func (v *Vsock) hostEnded(c *vsockConn, err error) {
 func (v *Vsock) writeHost(c *vsockConn) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for !c.established && !c.dead {
+	for !c.established && !c.parked && !c.dead {
 		c.change.Wait()
 	}
 	out := c.greeting

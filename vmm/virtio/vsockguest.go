@@ -164,9 +164,9 @@ func (v *Vsock) replyResetLocked(key vsockKey, h vsockHeader) {
 	}
 }
 
-// readyLocked puts c in line for sendLocked.
+// readyLocked puts c in line for sendLocked, if the guest knows it.
 func (v *Vsock) readyLocked(c *vsockConn) {
-	if !c.queued {
+	if !c.queued && !c.gone {
 		c.queued = true
 		v.ready = append(v.ready, c)
 	}

@@ -28,9 +28,18 @@ func newVsock(t testing.TB, path string) *Vsock {
 	return newVsockLimited(t, path, vsockDefaultLimits)
 }
 
+func listen(t testing.TB, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
 func newVsockLimited(t testing.TB, path string, limits vsockLimits) *Vsock {
 	t.Helper()
-	dev, err := newVsockWithin(limits, testCID, path)
+	dev, err := newVsockWithin(limits, testCID, listen(t, path))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +55,7 @@ func newVsockGuest(t testing.TB) *vsockGuest {
 
 func attachVsockGuest(t testing.TB, dev *Vsock) *vsockGuest {
 	t.Helper()
-	g := &vsockGuest{driver: start(t, dev), dev: dev, path: dev.path, rx: map[uint16][]buffer{}, alloc: 64 << 10}
+	g := &vsockGuest{driver: start(t, dev), dev: dev, path: dev.listener.Addr().String(), rx: map[uint16][]buffer{}, alloc: 64 << 10}
 	for i := range 12 {
 		switch i % 3 {
 		case 0:
@@ -175,6 +184,37 @@ func (g *vsockGuest) connect(port uint32) (*net.UnixConn, vsockHeader) {
 	return c, h
 }
 
+// park has a client wait on a port of the host.
+func (g *vsockGuest) park(port uint32) *net.UnixConn {
+	g.t.Helper()
+	c := g.dial()
+	fmt.Fprintf(c, "LISTEN %d\n", port)
+	if got := g.read(c, 3); got != "OK\n" {
+		g.t.Fatalf("the host reads %q", got)
+	}
+	return c
+}
+
+// accepted makes a connection from a port of the guest to one of the host; the header is the guest's to reply to.
+func (g *vsockGuest) accepted(host, guest uint32) vsockHeader {
+	g.t.Helper()
+	h := vsockHeader{srcPort: host, dstPort: guest} // as if the host had sent something
+	g.reply(h, vsockRequest, nil)
+	if got, _ := g.expect(vsockResponse); got.srcPort != host || got.dstPort != guest {
+		g.t.Fatalf("response %+v", got)
+	}
+	return h
+}
+
+// refused asks for a connection, in vain.
+func (g *vsockGuest) refused(host, guest uint32) {
+	g.t.Helper()
+	g.reply(vsockHeader{srcPort: host, dstPort: guest}, vsockRequest, nil)
+	if got, _ := g.expect(vsockReset); got.srcPort != host || got.dstPort != guest {
+		g.t.Fatalf("reset %+v", got)
+	}
+}
+
 func (g *vsockGuest) read(c net.Conn, n int) string {
 	g.t.Helper()
 	p := make([]byte, n)
@@ -195,15 +235,21 @@ func isReset(err error) bool { return strings.Contains(err.Error(), "connection 
 // idle waits until the device holds no connection.
 func (g *vsockGuest) idle() {
 	g.t.Helper()
+	g.eventually(func() bool { return len(g.dev.all) == 0 })
+}
+
+// eventually waits until cond, which looks at the device, is true without the device having to say so.
+func (g *vsockGuest) eventually(cond func() bool) {
+	g.t.Helper()
 	for end := time.Now().Add(patience); ; runtime.Gosched() {
 		g.dev.mu.Lock()
-		n := len(g.dev.all)
+		ok, held := cond(), len(g.dev.all)
 		g.dev.mu.Unlock()
-		if n == 0 {
+		if ok {
 			return
 		}
 		if time.Now().After(end) {
-			g.t.Fatalf("the device still holds %d connections", n)
+			g.t.Fatalf("the device does not come to it; it holds %d connections", held)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -47,7 +48,7 @@ func (v *Vsock) accept() {
 func (v *Vsock) acceptHost(sock *net.UnixConn) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.closed || v.queues == nil || len(v.all) >= vsockMaxConns {
+	if v.closed || len(v.all) >= vsockMaxConns {
 		sock.Close()
 		return
 	}
@@ -55,18 +56,23 @@ func (v *Vsock) acceptHost(sock *net.UnixConn) {
 	v.tasks.Go(func() { v.serveHost(c) })
 }
 
-// serveHost does the whole of a connection that the host makes.
+// serveHost does the whole of a connection of a client.
 func (v *Vsock) serveHost(c *vsockConn) {
 	err := c.sock.SetReadDeadline(time.Now().Add(v.limits.line))
-	port, rest, lineErr := readConnect(c.sock)
+	order, rest, lineErr := readOrder(c.sock)
 	err = errors.Join(err, lineErr, c.sock.SetReadDeadline(time.Time{}))
-	if err != nil || !v.request(c, port) {
-		v.finish(c)
+	switch {
+	case err != nil:
+	case order.listen && v.park(c, order.port):
+		v.relay(c, rest)
+		return
+	case !order.listen && v.request(c, order.port):
+		impatience := time.AfterFunc(v.limits.request, func() { v.giveUp(c) })
+		defer impatience.Stop()
+		v.relay(c, rest)
 		return
 	}
-	impatience := time.AfterFunc(v.limits.request, func() { v.giveUp(c) })
-	defer impatience.Stop()
-	v.relay(c, rest)
+	v.finish(c)
 }
 
 // request asks the guest for a connection to one of its ports.
@@ -97,71 +103,72 @@ func (v *Vsock) giveUp(c *vsockConn) {
 	}
 }
 
-// readConnect reads "CONNECT <port>\n" and returns the port and what came after the line.
-func readConnect(r io.Reader) (port uint32, rest []byte, err error) {
+// park keeps c for a connection that the guest makes to a port of the host. What the client says meanwhile is kept for the guest;
+// a client that has said something is not seen to hang up.
+func (v *Vsock) park(c *vsockConn, port uint32) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if c.dead || len(v.parked) >= vsockMaxParked {
+		return false
+	}
+	c.parked, c.key.host = true, port
+	c.greeting = []byte("OK\n")
+	v.parked = append(v.parked, c)
+	return true
+}
+
+// unparkLocked takes c out of those that wait for the guest.
+func (v *Vsock) unparkLocked(c *vsockConn) {
+	c.parked = false
+	v.parked = slices.DeleteFunc(v.parked, func(p *vsockConn) bool { return p == c })
+}
+
+// acceptGuestLocked makes the connection that the guest asks for, with the client that waits for it the longest.
+func (v *Vsock) acceptGuestLocked(key vsockKey, h vsockHeader) {
+	i := slices.IndexFunc(v.parked, func(c *vsockConn) bool { return c.key.host == key.host })
+	if v.closed || i < 0 {
+		v.replyResetLocked(key, h)
+		return
+	}
+	c := v.parked[i]
+	v.unparkLocked(c)
+	v.enterLocked(c, key)
+	c.peerAlloc, c.peerFwd = h.bufAlloc, h.fwdCnt
+	c.established, c.oweResponse = true, true
+	c.change.Broadcast()
+	v.readyLocked(c)
+}
+
+// vsockOrder is the first line of a client.
+type vsockOrder struct {
+	listen bool // else connect
+	port   uint32
+}
+
+// readOrder reads the first line and returns also what came after it.
+func readOrder(r io.Reader) (order vsockOrder, rest []byte, err error) {
 	buf := make([]byte, 0, 512)
 	for {
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
 		if end := bytes.IndexByte(buf, '\n'); end >= 0 && end < vsockLineBytes {
-			port, err := parseConnect(string(buf[:end]))
-			return port, buf[end+1:], err
+			order, err := parseOrder(string(buf[:end]))
+			return order, buf[end+1:], err
 		}
 		if err != nil {
-			return 0, nil, err
+			return order, nil, err
 		}
 		if len(buf) >= vsockLineBytes {
-			return 0, nil, errors.New("first line is too long")
+			return order, nil, errors.New("first line is too long")
 		}
 	}
 }
 
-func parseConnect(line string) (uint32, error) {
-	digits, ok := strings.CutPrefix(line, "CONNECT ")
-	if !ok {
-		return 0, errors.New("first line is not CONNECT <port>")
+func parseOrder(line string) (vsockOrder, error) {
+	verb, digits, _ := strings.Cut(line, " ")
+	if verb != "CONNECT" && verb != "LISTEN" {
+		return vsockOrder{}, errors.New("first line is neither CONNECT <port> nor LISTEN <port>")
 	}
 	port, err := strconv.ParseUint(digits, 10, 32)
-	return uint32(port), err
-}
-
-// acceptGuestLocked starts a connection that the guest asks for.
-func (v *Vsock) acceptGuestLocked(key vsockKey, h vsockHeader) {
-	if v.closed || len(v.all) >= vsockMaxConns {
-		v.replyResetLocked(key, h)
-		return
-	}
-	c := v.newConnLocked(nil)
-	v.enterLocked(c, key)
-	c.peerAlloc, c.peerFwd = h.bufAlloc, h.fwdCnt
-	v.tasks.Go(func() { v.serveGuest(c) })
-}
-
-// serveGuest does the whole of a connection that the guest makes.
-func (v *Vsock) serveGuest(c *vsockConn) {
-	path := fmt.Sprintf("%s_%d", v.path, c.key.host)
-	sock, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
-	if !v.dialled(c, sock, err) {
-		v.finish(c)
-		return
-	}
-	v.relay(c, nil)
-}
-
-// dialled tells the guest how its request ended, and reports whether there is a connection now.
-func (v *Vsock) dialled(c *vsockConn, sock *net.UnixConn, err error) bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if err != nil {
-		v.abortLocked(c)
-		return false
-	}
-	c.sock = sock
-	if c.dead {
-		return false // finish closes the socket
-	}
-	c.established, c.oweResponse = true, true
-	v.readyLocked(c)
-	v.sendLocked()
-	return true
+	return vsockOrder{verb == "LISTEN", uint32(port)}, err
 }

@@ -1,0 +1,145 @@
+package vmproc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"torpor/api/fdpass"
+	"torpor/api/vmmpb"
+)
+
+// Boot is that of vmmpb.VMMService, but the request names files by their paths: they are opened here and handed over. A console
+// log is made if there is none.
+func (p *Process) Boot(ctx context.Context, r *vmmpb.BootRequest) (*vmmpb.BootResponse, error) {
+	r = proto.CloneOf(r)
+	h, err := p.handOver(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	h.machine(r.GetMachine())
+	h.send(&r.Kernel, os.O_RDONLY)
+	h.send(&r.Initrd, os.O_RDONLY)
+	if h.err != nil {
+		return nil, h.err
+	}
+	return p.VMMService.Boot(ctx, r)
+}
+
+// Restore is that of vmmpb.VMMService, but the request names files by their paths; see Boot.
+func (p *Process) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.RestoreResponse, error) {
+	r = proto.CloneOf(r)
+	h, err := p.handOver(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	h.machine(r.GetMachine())
+	h.send(&r.State, os.O_RDONLY)
+	h.send(&r.BaseMemory, os.O_RDONLY)
+	h.send(&r.DiffMemory, os.O_RDONLY)
+	if h.err != nil {
+		return nil, h.err
+	}
+	return p.VMMService.Restore(ctx, r)
+}
+
+// Save is that of vmmpb.VMMService, but the request names files by the paths at which it makes them. They must not exist; on
+// error they are gone again.
+func (p *Process) Save(ctx context.Context, r *vmmpb.SaveRequest) (_ *vmmpb.SaveResponse, err error) {
+	r = proto.CloneOf(r)
+	h, err := p.handOver(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.removeMade())
+		}
+	}()
+	h.send(&r.State, os.O_CREATE|os.O_EXCL|os.O_RDWR)
+	h.send(&r.Memory, os.O_CREATE|os.O_EXCL|os.O_RDWR)
+	if h.err != nil {
+		return nil, h.err
+	}
+	return p.VMMService.Save(ctx, r)
+}
+
+// handover is the files of one call on their way to the process.
+type handover struct {
+	ctx  context.Context
+	p    *Process
+	to   *fdpass.Sender
+	made []string // paths of files that did not exist before
+	err  error    // the first; nothing is sent after it
+}
+
+func (p *Process) handOver(ctx context.Context) (*handover, error) {
+	to, err := fdpass.Dial(ctx, p.files)
+	if err != nil {
+		return nil, err
+	}
+	return &handover{ctx: ctx, p: p, to: to}, nil
+}
+
+// close ends the connection: what the call has not taken is closed in the process.
+func (h *handover) close() { h.to.Close() }
+
+// machine sends the files of a machine and puts their names into it.
+func (h *handover) machine(m *vmmpb.Machine) {
+	for _, d := range m.GetDisks() {
+		h.send(&d.Base, os.O_RDONLY)
+		for i := range d.GetLayers() {
+			h.send(&d.Layers[i], os.O_RDONLY)
+		}
+		h.send(&d.Top, os.O_RDWR)
+	}
+	if c := m.GetConsole(); c.GetEnabled() {
+		h.send(&c.Log, os.O_CREATE|os.O_RDWR)
+	}
+}
+
+// send opens the file at a path, sends it, and replaces the path by the name it was sent under. An empty path stays.
+func (h *handover) send(path *string, flags int) {
+	if *path == "" || h.err != nil {
+		return
+	}
+	f, err := os.OpenFile(*path, flags, 0o600)
+	if err != nil {
+		h.err = fmt.Errorf("open a file for the VMM: %w", err)
+		return
+	}
+	defer f.Close()
+	if flags&os.O_EXCL != 0 {
+		h.made = append(h.made, *path)
+	}
+	*path = fileName(h.p.sent.Add(1), *path)
+	h.err = h.to.Send(h.ctx, *path, f)
+}
+
+func (h *handover) removeMade() error {
+	var errs []error
+	for _, path := range h.made {
+		errs = append(errs, os.Remove(path))
+	}
+	return errors.Join(errs...)
+}
+
+// fileName makes a name that is used once, and tells whoever reads it in an error which file it is.
+func fileName(n uint64, path string) string {
+	printable := strings.Map(func(r rune) rune {
+		if r <= ' ' || r > '~' {
+			return '_'
+		}
+		return r
+	}, filepath.Base(path))
+	name := fmt.Sprintf("%d:%s", n, printable)
+	return name[:min(len(name), fdpass.MaxName)]
+}

@@ -1,0 +1,103 @@
+package vmproc
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"torpor/api/apierr"
+	"torpor/api/fdpass"
+	"torpor/api/vmmpb"
+)
+
+// dirOf makes files that contain their names.
+func dirOf(t *testing.T, names ...string) func(string) string {
+	t.Helper()
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range names {
+		if err := os.WriteFile(in(name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return in
+}
+
+func TestBootHandsFilesOver(t *testing.T) {
+	p := start(t, supervisor(t), "i1")
+	in := dirOf(t, "kernel", "initrd", "base", "layer1", "layer2", "top")
+	req := &vmmpb.BootRequest{
+		Kernel: in("kernel"), Initrd: in("initrd"),
+		Machine: &vmmpb.Machine{
+			Disks:   []*vmmpb.Disk{{Base: in("base"), Layers: []string{in("layer1"), in("layer2")}, Top: in("top")}},
+			Console: &vmmpb.Console{Enabled: true, Log: in("console")},
+		},
+	}
+	given := proto.CloneOf(req)
+	for range 2 { // the names are free again
+		_, err := p.Boot(bounded(t), req)
+		if !errors.Is(err, &apierr.Error{Code: apierr.Busy}) || err.Error() != "kernel initrd base top! layer1 layer2 !" {
+			t.Errorf("the VMM got %v", err)
+		}
+	}
+	if !proto.Equal(req, given) {
+		t.Error("the caller's request was changed")
+	}
+	if err := os.Remove(in("layer2")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Boot(bounded(t), req); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), in("layer2")) {
+		t.Errorf("a file that is missing: %v", err)
+	}
+}
+
+// What a call does not take is closed in the VMM: any number of calls fit through an inbox of 64 files.
+func TestFilesNobodyTakesGoAway(t *testing.T) {
+	p := start(t, supervisor(t), "i1")
+	in := dirOf(t, "state", "base", "diff")
+	for range fdpass.MaxHeld {
+		if _, err := p.Restore(bounded(t), &vmmpb.RestoreRequest{State: in("state"), BaseMemory: in("base"), DiffMemory: in("diff")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestSaveMakesItsFiles(t *testing.T) {
+	p := start(t, supervisor(t), "i1")
+	in := dirOf(t, "there")
+	const full = vmmpb.SaveKind_SAVE_KIND_FULL
+	if _, err := p.Save(bounded(t), &vmmpb.SaveRequest{Kind: full, State: in("state"), Memory: in("memory")}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"state", "memory"} {
+		if text, err := os.ReadFile(in(name)); err != nil || string(text) != "saved" {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+	}
+	if _, err := p.Save(bounded(t), &vmmpb.SaveRequest{Kind: full, State: in("a"), Memory: in("there")}); !errors.Is(err, os.ErrExist) {
+		t.Errorf("over a file: %v", err)
+	}
+	if _, err := p.Save(bounded(t), &vmmpb.SaveRequest{State: in("b"), Memory: in("c")}); !errors.Is(err, &apierr.Error{Code: apierr.DiskFull}) {
+		t.Errorf("a save that fails: %v", err)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		if _, err := os.Stat(in(name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("a failed save left %s (%v)", name, err)
+		}
+	}
+	if text, err := os.ReadFile(in("there")); err != nil || string(text) != "there" {
+		t.Errorf("a file that was there: %q, %v", text, err)
+	}
+}
+
+func TestFileNames(t *testing.T) {
+	for _, path := range []string{"/a/b", "/", "", "/x/\x00 \n\u00e4", "/" + strings.Repeat("long", 100)} {
+		if name := fileName(1<<63, path); len(name) < 1 || len(name) > fdpass.MaxName || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			t.Errorf("%q becomes %q", path, name)
+		}
+	}
+}

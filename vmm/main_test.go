@@ -1,0 +1,303 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"torpor/api/apierr"
+	"torpor/api/fdpass"
+	"torpor/api/vmmpb"
+	"torpor/vmm/cow"
+	"torpor/vmm/snapshot"
+)
+
+const patience = 60 * time.Second
+
+// rootVariable makes the test binary a torpor-vmm that has nothing but an empty directory for a root once it serves.
+const rootVariable = "TORPOR_TEST_ROOT"
+
+func TestMain(m *testing.M) {
+	if root := os.Getenv(rootVariable); root != "" {
+		if err := serveWithin(root); err != nil {
+			_, _ = os.Stderr.WriteString(err.Error() + "\n")
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func serveWithin(root string) error {
+	in, err := inherit()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(unix.Chroot(root), unix.Chdir("/")); err != nil {
+		return err
+	}
+	log := zerolog.New(os.Stderr)
+	return errors.Join(serve(context.Background(), in.control, newServer(in.host, fdpass.NewInbox(in.files), in.vsock, log), log), in.host.Close())
+}
+
+// process is a torpor-vmm of the test's own.
+type process struct {
+	vmmpb.VMMService
+	t     *testing.T
+	files *fdpass.Sender
+	vsock string
+	ended chan error
+}
+
+func start(t *testing.T) *process {
+	t.Helper()
+	dev, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil || os.Geteuid() != 0 {
+		t.Skipf("needs root and a KVM: %v", err)
+	}
+	defer dev.Close()
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env, cmd.Stderr = []string{rootVariable + "=" + t.TempDir()}, os.Stderr
+	for _, s := range []struct{ name, network string }{{"control", "unix"}, {"files", "unixpacket"}, {"vsock", "unix"}} {
+		l, err := net.ListenUnix(s.network, &net.UnixAddr{Name: filepath.Join(dir, s.name), Net: s.network})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		f, err := l.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+		defer l.Close()
+		defer f.Close()
+	}
+	cmd.ExtraFiles = append(cmd.ExtraFiles, dev)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, vsock: filepath.Join(dir, "vsock"), ended: make(chan error, 1)}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-p.ended })
+	go func() { p.ended <- cmd.Wait(); close(p.ended) }()
+	conn, err := net.Dial("unix", filepath.Join(dir, "control"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := ttrpc.NewClient(conn)
+	t.Cleanup(func() { client.Close() })
+	p.VMMService = vmmpb.NewVMMClient(client)
+	if p.files, err = fdpass.Dial(p.ctx(), filepath.Join(dir, "files")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.files.Close() })
+	return p
+}
+
+func (p *process) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	p.t.Cleanup(cancel)
+	return ctx
+}
+
+// send hands a file over under the name of the last element of its path, which it returns.
+func (p *process) send(path string, flags int) string {
+	p.t.Helper()
+	f, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer f.Close()
+	if err := p.files.Send(p.ctx(), filepath.Base(path), f); err != nil {
+		p.t.Fatal(err)
+	}
+	return filepath.Base(path)
+}
+
+func (p *process) quit() {
+	p.t.Helper()
+	if _, err := p.Quit(p.ctx(), &vmmpb.QuitRequest{}); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := <-p.ended; err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// loop is an ELF kernel that does nothing for ever.
+func loop(t *testing.T) string {
+	t.Helper()
+	const entry = 0x1000000
+	le := binary.LittleEndian
+	b := make([]byte, 0x1000, 0x1002)
+	copy(b, "\x7fELF\x02\x01\x01")
+	le.PutUint16(b[16:], 2)  // executable
+	le.PutUint16(b[18:], 62) // x86-64
+	le.PutUint64(b[24:], entry)
+	le.PutUint64(b[32:], 64) // program headers
+	le.PutUint16(b[54:], 56)
+	le.PutUint16(b[56:], 1)
+	ph := b[64:]
+	le.PutUint32(ph, 1) // PT_LOAD
+	le.PutUint64(ph[8:], 0x1000)
+	le.PutUint64(ph[24:], entry)
+	le.PutUint64(ph[32:], 2)
+	le.PutUint64(ph[40:], 2)
+	path := filepath.Join(t.TempDir(), "kernel")
+	if err := os.WriteFile(path, append(b, 0xeb, 0xfe), 0o600); err != nil { // jmp .
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (p *process) machine(dir string) *vmmpb.Machine {
+	return &vmmpb.Machine{
+		Vcpus: 1, MemoryBytes: 128 << 20,
+		Disks: []*vmmpb.Disk{{
+			Id: "root", Base: p.send(filepath.Join(dir, "base"), os.O_RDONLY), Layers: []string{p.send(filepath.Join(dir, "layer"), os.O_RDONLY)},
+			Top: p.send(filepath.Join(dir, "top"), os.O_RDWR),
+		}},
+		Vsock:   &vmmpb.Vsock{Cid: 3},
+		Console: &vmmpb.Console{Enabled: true, Log: p.send(filepath.Join(dir, "console"), os.O_CREATE|os.O_RDWR)},
+	}
+}
+
+// A machine's whole life in a process that finds no file: what it needs it was given, or has opened before it served.
+func TestWorksWithoutAnyPath(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	if err := os.WriteFile(in("base"), make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, layer := range []string{"layer", "top"} {
+		if err := cow.Create(in(layer), 1<<20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const create = os.O_CREATE | os.O_EXCL | os.O_RDWR
+
+	p := start(t)
+	if _, err := p.Boot(p.ctx(), &vmmpb.BootRequest{Machine: p.machine(dir), Kernel: p.send(loop(t), os.O_RDONLY)}); err != nil {
+		t.Fatal(err)
+	}
+	parks(t, p.vsock)
+	st, err := p.Status(p.ctx(), &vmmpb.StatusRequest{})
+	if err != nil || st.State != "running" || st.ResidentBytes == 0 {
+		t.Errorf("%v, %v", st, err)
+	}
+	if _, err := p.Pause(p.ctx(), &vmmpb.PauseRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Save(p.ctx(), &vmmpb.SaveRequest{
+		Kind: vmmpb.SaveKind_SAVE_KIND_FULL, State: p.send(in("state"), create), Memory: p.send(in("mem"), create),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p.quit()
+
+	p = start(t)
+	if _, err := p.Restore(p.ctx(), &vmmpb.RestoreRequest{
+		Machine: p.machine(dir), State: p.send(in("state"), os.O_RDONLY), BaseMemory: p.send(in("mem"), os.O_RDONLY),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	parks(t, p.vsock)
+	if _, err := p.Pause(p.ctx(), &vmmpb.PauseRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Save(p.ctx(), &vmmpb.SaveRequest{
+		Kind: vmmpb.SaveKind_SAVE_KIND_DIFF, State: p.send(in("state2"), create), Memory: p.send(in("diff"), create),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p.quit()
+	state, err := snapshot.ReadState(in("state2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(snapshot.VerifyMemory(in("mem"), state), snapshot.VerifyDiff(in("diff"), state)); err != nil {
+		t.Error(err)
+	}
+}
+
+// parks checks that the device serves the inherited socket.
+func parks(t *testing.T, socket string) {
+	t.Helper()
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	answer := make([]byte, 3)
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("LISTEN 7\n")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, answer); err != nil || string(answer) != "OK\n" {
+		t.Fatalf("%q, %v", answer, err)
+	}
+}
+
+func TestFilesThatWereNotHandedOver(t *testing.T) {
+	p := start(t)
+	m := &vmmpb.Machine{Vcpus: 1, MemoryBytes: 128 << 20, Vsock: &vmmpb.Vsock{Cid: 3}}
+	layerless := &vmmpb.Machine{Vcpus: 1, MemoryBytes: 128 << 20, Disks: []*vmmpb.Disk{{Layers: []string{""}}}}
+	for _, c := range []struct {
+		name string
+		r    *vmmpb.BootRequest
+	}{
+		{"a path", &vmmpb.BootRequest{Machine: m, Kernel: "/etc/passwd"}},
+		{"no name", &vmmpb.BootRequest{Machine: m}},
+		{"one of two", &vmmpb.BootRequest{Machine: m, Kernel: p.send(loop(t), os.O_RDONLY), Initrd: "initrd"}},
+		{"what an earlier call has taken", &vmmpb.BootRequest{Machine: m, Kernel: "kernel"}},
+		{"a layer without a name", &vmmpb.BootRequest{Machine: layerless, Kernel: "kernel"}},
+	} {
+		if _, err := p.Boot(p.ctx(), c.r); !errors.Is(apierr.FromStatus(err), &apierr.Error{Code: apierr.BadRequest}) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	if _, err := p.Boot(p.ctx(), &vmmpb.BootRequest{Machine: m, Kernel: p.send(loop(t), os.O_RDONLY)}); err != nil {
+		t.Errorf("a refused call spoilt the process: %v", err)
+	}
+	p.quit()
+}
+
+func TestInheritRefusesWhatIsNoSocketOfItsKind(t *testing.T) {
+	packet, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packet.Close()
+	f, err := packet.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for _, f := range []*os.File{f, null} {
+		fd, err := unix.Dup(int(f.Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := inheritListener(uintptr(fd), "s", "unix"); err == nil {
+			t.Errorf("%s is taken for a stream socket", f.Name())
+		}
+	}
+}
