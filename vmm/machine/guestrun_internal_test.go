@@ -287,7 +287,7 @@ func TestRealGuestGivesMemoryBack(t *testing.T) {
 		t.Error("a file kept in memory or on the disk is another")
 	}
 	// A balloon of nearly all that the guest can spare gives way to who needs memory.
-	next.balloon(t, 340*mib)
+	next.balloon(t, 320*mib)
 	next.sh(t, memoryUse("80"))
 	next.health(t)
 	next.stats(t)
