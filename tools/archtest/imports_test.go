@@ -19,7 +19,7 @@ const module = "torpor"
 var allowed = map[string][]string{
 	"api":          {},
 	"controlplane": {"api"},
-	"agent":        {"api", "vmm/snapshot", "vmm/cow", "images"},
+	"agent":        {"api", "vmm/snapshot", "vmm/cow", "vmm/jail", "images"},
 	"vmm":          {"api"},
 	"guest":        {"api"},
 	"images":       {"api"},
@@ -31,6 +31,7 @@ var allowed = map[string][]string{
 	"vmm/snapshot":     {},
 	"vmm/cow":          {},
 	"vmm/legacy":       {},
+	"vmm/jail":         {},
 	"vmm/ratelimit":    {},
 	"vmm/virtio/virtq": {},
 }

@@ -1,5 +1,10 @@
 package kvm
 
+import (
+	"maps"
+	"slices"
+)
+
 // request is an ioctl number of linux/kvm.h: direction, size of the argument, the type 0xAE, and a number (asm-generic/ioctl.h). Its
 // String is the kernel's name, which is also the heading under which Documentation/virt/kvm/api.rst describes it.
 type request uintptr
@@ -107,6 +112,18 @@ var requestNames = map[request]string{
 	getXSave2:          "KVM_GET_XSAVE2",
 	setDeviceAttr:      "KVM_SET_DEVICE_ATTR",
 	getDeviceAttr:      "KVM_GET_DEVICE_ATTR",
+}
+
+// Requests returns the number of every ioctl that this package issues: what a filter of system calls must let through. The one that
+// is made most comes first.
+func Requests() []uint32 {
+	numbers := []uint32{uint32(run)}
+	for _, r := range slices.Sorted(maps.Keys(requestNames)) {
+		if r != run {
+			numbers = append(numbers, uint32(r))
+		}
+	}
+	return numbers
 }
 
 // APIVersion is the only KVM API version there has been since Linux 2.6.22.

@@ -87,6 +87,21 @@ var numbers = map[string]uint64{
 	"sizeof(struct kvm_mp_state)":                                   4,
 }
 
+// A request that is declared and not in requests would be refused by the process's own filter.
+func TestRequestsIsComplete(t *testing.T) {
+	source, err := os.ReadFile("const.go")
+	if err != nil {
+		t.Skipf("needs the sources: %v", err)
+	}
+	declared := strings.Count(string(source), " request = 0x")
+	if declared == 0 || declared != len(requestNames) {
+		t.Errorf("const.go declares %d requests, Requests knows %d", declared, len(requestNames))
+	}
+	if n := Requests(); len(n) != len(requestNames) || request(n[0]) != run {
+		t.Errorf("Requests returns %d numbers", len(n))
+	}
+}
+
 // Every number in this package is compared with the kernel headers of the machine, through the C compiler.
 func TestNumbersMatchTheKernelHeaders(t *testing.T) {
 	cc, err := exec.LookPath("cc")

@@ -1,0 +1,5 @@
+//go:build !cgo
+
+package jail
+
+const withCgo = false
