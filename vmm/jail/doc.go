@@ -10,5 +10,5 @@
 // as a user without privileges in an empty root; without the jail the filter would still refuse to open or to run anything.
 // The tests try what is forbidden to each of them alone.
 //
-// The package is a leaf. Who makes cgroup and user is the agent's package of the same name.
+// The package is a leaf. Who gives it cgroup and user is the agent's package cell.
 package jail
