@@ -4,8 +4,9 @@
 //
 // The agent makes the sockets, listening, and the process inherits them: descriptor 3 is the one for orders, 4 the one for the
 // files orders are about (api/fdpass), 5 the one for connections to the guest (virtio.Vsock). Descriptor 6 is /dev/kvm, and the
-// log goes to standard error. What it needs of /proc it opens first of all; once it serves it opens nothing by path, nor any
-// socket.
+// log goes to standard error. What it needs of /proc it opens first of all. From then on it is locked (package jail): once it
+// serves it opens nothing by path, nor any socket. The agent starts it in a jail, by arguments of their own; outside one it
+// works too.
 package main
 
 import (
@@ -26,6 +27,8 @@ import (
 
 	"torpor/api/fdpass"
 	"torpor/api/vmmpb"
+	"torpor/vmm/jail"
+	"torpor/vmm/kvm"
 	"torpor/vmm/machine"
 )
 
@@ -51,12 +54,22 @@ const (
 )
 
 func main() {
+	if spec, asked, err := jail.Asked(os.Args[1:]); asked {
+		if err == nil {
+			err = jail.Enter(spec)
+		}
+		fail(err)
+	}
 	dir := flag.String("machine", "", "the `directory` of the machine's sockets, by which the process is found; nothing is opened there (required)")
 	flag.Parse()
 	if err := run(*dir, flag.Args()); err != nil {
-		_, _ = os.Stderr.WriteString("torpor-vmm: " + err.Error() + "\n")
-		os.Exit(1)
+		fail(err)
 	}
+}
+
+func fail(err error) {
+	_, _ = os.Stderr.WriteString("torpor-vmm: " + err.Error() + "\n")
+	os.Exit(1)
 }
 
 func run(dir string, rest []string) error {
@@ -67,7 +80,7 @@ func run(dir string, rest []string) error {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(heapLimit)
 	time.Local = time.UTC // or the first time stamp opens /etc/localtime
-	log := zerolog.New(os.Stderr).With().Timestamp().Int("pid", os.Getpid()).Str("machine", dir).Logger()
+	log := zerolog.New(os.Stderr).With().Timestamp().Str("machine", dir).Logger()
 
 	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer cancel()
@@ -75,6 +88,9 @@ func run(dir string, rest []string) error {
 
 	in, err := inherit()
 	if err != nil {
+		return err
+	}
+	if err := jail.Lock(kvm.Requests()); err != nil {
 		return err
 	}
 	s := newServer(in.host, fdpass.NewInbox(in.files), in.vsock, log)

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 	"torpor/api/fdpass"
 	"torpor/api/vmmpb"
 	"torpor/vmm/cow"
+	"torpor/vmm/jail"
 	"torpor/vmm/snapshot"
 )
 
@@ -36,7 +39,9 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	_ = os.RemoveAll(built)
+	os.Exit(code)
 }
 
 func serveWithin(root string) error {
@@ -60,7 +65,48 @@ type process struct {
 	ended chan error
 }
 
-func start(t *testing.T) *process {
+// starts are the two ways a process is started: as the test binary, where the race detector watches it, and as the program
+// itself, in its jail and behind its filter.
+var starts = map[string]func(*testing.T) *exec.Cmd{"chroot": withoutPaths, "jail": jailed}
+
+func withoutPaths(t *testing.T) *exec.Cmd {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = []string{rootVariable + "=" + t.TempDir()}
+	return cmd
+}
+
+func jailed(t *testing.T) *exec.Cmd {
+	program, err := vmm()
+	if errors.Is(err, exec.ErrNotFound) {
+		t.Skipf("needs the go command: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := jail.Spec{UID: 1_950_200_000, Files: kvmFD + 1, Limits: jail.DefaultLimits, Args: []string{"--machine", "x"}}
+	cmd := exec.Command(program, spec.Argv()...)
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	return cmd
+}
+
+// built is the directory of what vmm built; TestMain removes it.
+var built string
+
+// vmm builds the program under test, as the Makefile does.
+var vmm = sync.OnceValues(func() (_ string, err error) {
+	if built, err = os.MkdirTemp("", "vmm-test-"); err != nil {
+		return "", err
+	}
+	program := filepath.Join(built, "torpor-vmm")
+	cmd := exec.Command("go", "build", "-o", program, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build torpor-vmm: %w: %s", err, out)
+	}
+	return program, nil
+})
+
+func start(t *testing.T, command func(*testing.T) *exec.Cmd) *process {
 	t.Helper()
 	dev, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil || os.Geteuid() != 0 {
@@ -68,8 +114,8 @@ func start(t *testing.T) *process {
 	}
 	defer dev.Close()
 	dir := t.TempDir()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env, cmd.Stderr = []string{rootVariable + "=" + t.TempDir()}, os.Stderr
+	cmd := command(t)
+	cmd.Stderr = os.Stderr
 	for _, s := range []struct{ name, network string }{{"control", "unix"}, {"files", "unixpacket"}, {"vsock", "unix"}} {
 		l, err := net.ListenUnix(s.network, &net.UnixAddr{Name: filepath.Join(dir, s.name), Net: s.network})
 		if err != nil {
@@ -175,6 +221,12 @@ func (p *process) machine(dir string) *vmmpb.Machine {
 
 // A machine's whole life in a process that finds no file: what it needs it was given, or has opened before it served.
 func TestWorksWithoutAnyPath(t *testing.T) {
+	for name, command := range starts {
+		t.Run(name, func(t *testing.T) { wholeLife(t, command) })
+	}
+}
+
+func wholeLife(t *testing.T, command func(*testing.T) *exec.Cmd) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	if err := os.WriteFile(in("base"), make([]byte, 4096), 0o600); err != nil {
@@ -187,7 +239,7 @@ func TestWorksWithoutAnyPath(t *testing.T) {
 	}
 	const create = os.O_CREATE | os.O_EXCL | os.O_RDWR
 
-	p := start(t)
+	p := start(t, command)
 	if _, err := p.Boot(p.ctx(), &vmmpb.BootRequest{Machine: p.machine(dir), Kernel: p.send(loop(t), os.O_RDONLY)}); err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +258,7 @@ func TestWorksWithoutAnyPath(t *testing.T) {
 	}
 	p.quit()
 
-	p = start(t)
+	p = start(t, command)
 	if _, err := p.Restore(p.ctx(), &vmmpb.RestoreRequest{
 		Machine: p.machine(dir), State: p.send(in("state"), os.O_RDONLY), BaseMemory: p.send(in("mem"), os.O_RDONLY),
 	}); err != nil {
@@ -252,7 +304,7 @@ func parks(t *testing.T, socket string) {
 }
 
 func TestFilesThatWereNotHandedOver(t *testing.T) {
-	p := start(t)
+	p := start(t, withoutPaths)
 	m := &vmmpb.Machine{Vcpus: 1, MemoryBytes: 128 << 20, Vsock: &vmmpb.Vsock{Cid: 3}}
 	layerless := &vmmpb.Machine{Vcpus: 1, MemoryBytes: 128 << 20, Disks: []*vmmpb.Disk{{Layers: []string{""}}}}
 	for _, c := range []struct {

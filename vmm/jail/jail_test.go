@@ -31,7 +31,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 3 && os.Args[1] == "probe" {
 		os.Exit(probe(os.Args[2], os.Args[3], strings.Join(os.Args[4:], " ")))
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	_ = os.RemoveAll(built)
+	os.Exit(code)
 }
 
 // probe does what one of the maps of attempts_test.go has under name. Mode "lock" puts the filter on first.
@@ -91,19 +93,21 @@ func dial(network, address string) error {
 	return err
 }
 
+// built is the directory of what program built; TestMain removes it.
+var built string
+
 // program is the probe: static, because in a jail there is no library to load.
-var program = sync.OnceValues(func() (string, error) {
+var program = sync.OnceValues(func() (_ string, err error) {
 	if !withCgo {
 		return os.Executable()
 	}
-	dir, err := os.MkdirTemp("", "jail-probe-")
-	if err != nil {
+	if built, err = os.MkdirTemp("", "jail-probe-"); err != nil {
 		return "", err
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // one test runs it as another user
+	if err := os.Chmod(built, 0o755); err != nil { // one test runs it as another user
 		return "", err
 	}
-	file := filepath.Join(dir, "probe")
+	file := filepath.Join(built, "probe")
 	cmd := exec.Command("go", "test", "-c", "-o", file, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
