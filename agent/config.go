@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"torpor/agent/cell"
 	"torpor/agent/timing"
 )
 
@@ -19,6 +20,7 @@ type config struct {
 	Images     string
 	VMM        string
 	NodeID     string
+	Cells      cell.Config
 	SlowFactor float64
 	ReserveMiB uint64
 
@@ -35,6 +37,10 @@ func parseConfig(args []string, usage io.Writer) (config, error) {
 	flags.StringVar(&cfg.Images, "images", "/var/lib/torpor/images", "`directory` of the image sets; a template is made of each")
 	flags.StringVar(&cfg.VMM, "vmm", "/usr/lib/torpor/bin/torpor-vmm", "the torpor-vmm `program`")
 	flags.StringVar(&cfg.NodeID, "node-id", "", "`name` of this node (default: one made at the first start and kept)")
+	cfg.Cells = cell.DefaultConfig
+	flags.StringVar(&cfg.Cells.Parent, "cgroup", cfg.Cells.Parent, "`cgroup`, below the root of cgroup v2, that holds one for each microVM")
+	flags.IntVar(&cfg.Cells.FirstUID, "first-uid", cfg.Cells.FirstUID,
+		fmt.Sprintf("`number` of the first of %d users set apart for microVMs; agents with different cgroups need different ones", cfg.Cells.UIDs))
 	flags.Float64Var(&cfg.SlowFactor, "slow-factor", 1, "`factor` for every time budget, for hosts slower than hardware")
 	flags.Uint64Var(&cfg.ReserveMiB, "reserve-mib", 512, "`MiB` that must be free on the data disk for a create or a pause to begin")
 	if err := flags.Parse(args); err != nil {

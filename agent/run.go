@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/rs/zerolog"
 
+	"torpor/agent/cell"
 	"torpor/agent/disk"
 	"torpor/agent/gateway"
 	"torpor/agent/guest"
@@ -38,6 +39,9 @@ func run(ctx context.Context, cfg config, log zerolog.Logger) (err error) {
 		return err
 	}
 	defer lock.Close()
+	if supervisor.Cells, err = cell.Open(cfg.Cells); err != nil {
+		return err
+	}
 	gatewaySocket := filepath.Join(cfg.Run, "gateway.sock")
 	node, err := about(cfg, gatewaySocket)
 	if err != nil {
@@ -96,6 +100,9 @@ func run(ctx context.Context, cfg config, log zerolog.Logger) (err error) {
 // prepare checks the host and makes the directories.
 func prepare(cfg config, dirs ...string) error {
 	if err := checkKVM(kvmDevice); err != nil {
+		return err
+	}
+	if err := cell.Check(); err != nil {
 		return err
 	}
 	if _, err := os.Stat(cfg.VMM); err != nil {

@@ -17,6 +17,9 @@ import (
 // Boot is that of vmmpb.VMMService, but the request names files by their paths: they are opened here and handed over. A console
 // log is made if there is none.
 func (p *Process) Boot(ctx context.Context, r *vmmpb.BootRequest) (*vmmpb.BootResponse, error) {
+	if err := p.limit(r.GetMachine()); err != nil {
+		return nil, err
+	}
 	r = proto.CloneOf(r)
 	h, err := p.handOver(ctx)
 	if err != nil {
@@ -34,6 +37,9 @@ func (p *Process) Boot(ctx context.Context, r *vmmpb.BootRequest) (*vmmpb.BootRe
 
 // Restore is that of vmmpb.VMMService, but the request names files by their paths; see Boot.
 func (p *Process) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.RestoreResponse, error) {
+	if err := p.limit(r.GetMachine()); err != nil {
+		return nil, err
+	}
 	r = proto.CloneOf(r)
 	h, err := p.handOver(ctx)
 	if err != nil {

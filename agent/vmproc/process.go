@@ -9,13 +9,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"torpor/agent/cell"
 	"torpor/api/apierr"
 	"torpor/api/vmmpb"
 )
@@ -24,9 +24,10 @@ const binaryName = "torpor-vmm"
 
 // Supervisor starts and finds the VMMs of one agent.
 type Supervisor struct {
-	Binary string // path of torpor-vmm
-	RunDir string // one directory a machine below it, for its sockets
-	KVM    string // path of the KVM device
+	Binary string      // path of torpor-vmm
+	RunDir string      // one directory a machine below it, for its sockets
+	KVM    string      // path of the KVM device
+	Cells  *cell.Cells // nil: the VMMs are not jailed, for tests where there is no root or cgroup v2
 }
 
 // Dir returns the directory of the sockets of a machine.
@@ -68,6 +69,7 @@ type Process struct {
 	sent     atomic.Uint64 // numbers the files sent
 	pidfd    pidfd
 	cmd      *exec.Cmd     // nil if adopted
+	cell     *cell.Cell    // nil: none
 	done     chan struct{} // closed when the process has ended, or after Detach
 	ended    string        // how it ended; written before done is closed
 	detached bool          // it was let go of and may live; written before done is closed
@@ -81,7 +83,7 @@ func (s *Supervisor) Start(ctx context.Context, name, logPath string) (_ *Proces
 		return nil, fmt.Errorf("open VMM log: %w", err)
 	}
 	defer log.Close()
-	p, err := s.launch(name, log)
+	p, err := s.launch(ctx, name, log)
 	if err != nil {
 		return nil, err
 	}
@@ -93,28 +95,6 @@ func (s *Supervisor) Start(ctx context.Context, name, logPath string) (_ *Proces
 		// The end of one that has died by itself is not the kill's, and comes at once: its sockets went with it.
 		killed := p.Kill(context.WithoutCancel(ctx))
 		return nil, errors.Join(fmt.Errorf("the VMM did not answer (%s): %w; see %s", p.ended, err, logPath), killed)
-	}
-	return p, nil
-}
-
-// launch starts the process. Nobody but the process has its sockets when it returns.
-func (s *Supervisor) launch(name string, log *os.File) (*Process, error) {
-	inherited, err := s.openDescriptors(s.Dir(name))
-	if err != nil {
-		return nil, err
-	}
-	defer inherited.close()
-	cmd := exec.Command(s.Binary, machineFlag, s.Dir(name))
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Env = []string{}
-	cmd.ExtraFiles = inherited
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // no terminal or group signal of the agent reaches it
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", s.Binary, err)
-	}
-	p, err := take(cmd.Process.Pid, cmd)
-	if err != nil {
-		return nil, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
 	}
 	return p, nil
 }
@@ -134,7 +114,11 @@ func (s *Supervisor) Adopt(ctx context.Context, name string, id Identity) (*Proc
 
 // hold takes hold of a process without connecting to it: enough to kill it.
 func (s *Supervisor) hold(id Identity) (*Process, error) {
-	p, err := take(id.PID, nil)
+	var itsCell *cell.Cell
+	if s.Cells != nil {
+		itsCell, _ = s.Cells.Of(id.PID) // one without was started by an agent that made none, or is gone
+	}
+	p, err := take(id.PID, nil, itsCell)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +130,7 @@ func (s *Supervisor) hold(id Identity) (*Process, error) {
 }
 
 // take opens the pidfd first and reads the identity second: the identity is then that of the process held.
-func take(pid int, cmd *exec.Cmd) (*Process, error) {
+func take(pid int, cmd *exec.Cmd, c *cell.Cell) (*Process, error) {
 	fd, err := openPidfd(pid)
 	if err != nil {
 		return nil, err
@@ -156,7 +140,7 @@ func take(pid int, cmd *exec.Cmd) (*Process, error) {
 		fd.close()
 		return nil, err
 	}
-	p := &Process{identity: identity, pidfd: fd, cmd: cmd, done: make(chan struct{}), ended: "let go of"}
+	p := &Process{identity: identity, pidfd: fd, cmd: cmd, cell: c, done: make(chan struct{}), ended: "let go of"}
 	go p.watch()
 	return p, nil
 }
@@ -214,7 +198,7 @@ func (p *Process) Ended() string { return p.ended }
 // errDetached is what a Process that was let go of answers: it knows nothing any more.
 var errDetached = errors.New("the VMM process was let go of")
 
-// Kill ends the process at once and returns when it is gone.
+// Kill ends the process at once and returns when it and its cell are gone.
 func (p *Process) Kill(ctx context.Context) error {
 	var killed error
 	select {
@@ -227,6 +211,9 @@ func (p *Process) Kill(ctx context.Context) error {
 		p.closeClient()
 		if p.detached {
 			return errDetached
+		}
+		if p.cell != nil {
+			return p.cell.Remove(ctx)
 		}
 		return nil
 	case <-ctx.Done():

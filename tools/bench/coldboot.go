@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"torpor/agent/cell"
 	"torpor/agent/guest"
 	"torpor/agent/vmproc"
 	"torpor/api/guestpb"
@@ -45,7 +46,12 @@ func newBooter(o options, s shape) (*booter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making a directory for the cold boot: %w", err)
 	}
-	return &booter{dir, imageDir, image, s, &vmproc.Supervisor{Binary: o.vmm, RunDir: filepath.Join(dir, "run"), KVM: "/dev/kvm"}}, nil
+	cells, err := cell.Open(cell.DefaultConfig)
+	if err != nil {
+		return nil, err
+	}
+	vmms := &vmproc.Supervisor{Binary: o.vmm, RunDir: filepath.Join(dir, "run"), KVM: "/dev/kvm", Cells: cells}
+	return &booter{dir, imageDir, image, s, vmms}, nil
 }
 
 func (b *booter) close() { _ = os.RemoveAll(b.dir) } // what stays is only litter, and the next line tells of real faults

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// kvmPackages have tests that skip where there is no usable KVM, or no guest image.
-var kvmPackages = []string{"vmm/machine"}
+// kvmPackages have tests that skip where there is no usable KVM, no guest image, or no cgroup v2.
+var kvmPackages = []string{"vmm/machine", "vmm/jail", "agent/cell", "agent/vmproc"}
 
 var matrix = flag.Bool("matrix", false, "boot the whole matrix of machine shapes, which takes long in an emulated host")
 

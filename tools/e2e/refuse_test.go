@@ -24,6 +24,8 @@ func TestHostThatCannotWorkSaysWhy(t *testing.T) {
 	}{
 		{"no KVM", "mount -t tmpfs none /dev", up + " --listen 127.0.0.1:3999", "/dev/kvm", true},
 		{"no KVM, the agent", "mount -t tmpfs none /dev", agent, "/dev/kvm", false},
+		{"no cgroups", "umount /sys/fs/cgroup", up + " --listen 127.0.0.1:3999", "cgroup v2", true},
+		{"no cgroups, the agent", "umount /sys/fs/cgroup", agent, "cgroup v2", false},
 		{"disk full", "mount -t tmpfs -o size=16m none " + dir + "/data", up + " --listen 127.0.0.1:3999", "full", true},
 		{
 			"disk full, the agent", "mount -t tmpfs -o size=1m none " + dir + "/data; cat /dev/zero > " + dir + "/data/ballast 2>/dev/null; true",

@@ -122,7 +122,7 @@ func (s *system) killAll(ctx context.Context) error {
 	return nil
 }
 
-// leftovers lists what a sandbox may leave on the host: processes, sockets and directories, mounts, network links.
+// leftovers lists what a sandbox may leave on the host: processes, sockets and directories, mounts, cgroups, network links.
 func (s *system) leftovers(ctx context.Context) (string, error) {
 	return s.shell(ctx, `
 echo processes; for p in /proc/[0-9]*; do
@@ -132,6 +132,7 @@ done
 echo sockets; find /run/torpor/vm -mindepth 1 2>/dev/null | sort
 echo files; find /var/lib/torpor/agent/sandboxes -mindepth 1 2>/dev/null | sort
 echo mounts; cut -d' ' -f2,3 /proc/mounts | sort
+echo cgroups; find /sys/fs/cgroup/torpor -mindepth 1 -type d 2>/dev/null | sort
 echo links; ls /sys/class/net | sort`)
 }
 

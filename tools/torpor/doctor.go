@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"torpor/agent/cell"
 	"torpor/tools/hostvm"
 )
 
@@ -78,7 +79,7 @@ func (a *app) examine(ctx context.Context, native bool, data string) []finding {
 	}
 	out = append(out, examineKernel())
 	if native {
-		out = append(out, examineKVM("/dev/kvm"), examineCgroup(), examineDisk(data), examineImages(filepath.Join(data, "images", "base")))
+		out = append(out, examineKVM("/dev/kvm"), examineJail(), examineDisk(data), examineImages(filepath.Join(data, "images", "base")))
 	} else {
 		cache := a.cacheDir()
 		out = append(out, examineDisk(cache), examineImages(filepath.Join(cache, "images-*")))
@@ -119,12 +120,11 @@ func examineKVM(dev string) finding {
 	return finding{"kvm", true, dev + " answers"}
 }
 
-func examineCgroup() finding {
-	var st unix.Statfs_t
-	if err := unix.Statfs("/sys/fs/cgroup", &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
-		return finding{"cgroup", true, "cgroup v2 is not mounted at /sys/fs/cgroup; not needed yet"}
+func examineJail() finding {
+	if err := cell.Check(); err != nil {
+		return finding{"jail", false, err.Error()}
 	}
-	return finding{"cgroup", true, "v2"}
+	return finding{"jail", true, "cgroup v2 has what microVMs are limited by"}
 }
 
 // examineDisk measures where dir is, or the nearest parent that exists.

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"torpor/agent/cell"
 )
 
 // minFreeBytes is what the data disk must have free at start: one template (memory, disk layer) and room to pause into.
@@ -17,6 +19,9 @@ const minFreeBytes = 1 << 30
 // preflight finds what would make the start fail, and says it in one sentence each.
 func preflight(o upOptions) error {
 	if err := kvmUsable("/dev/kvm"); err != nil {
+		return err
+	}
+	if err := cell.Check(); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(o.data, 0o755); err != nil {
