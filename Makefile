@@ -28,7 +28,7 @@ package_torpor-controlplane := ./controlplane
 UNIT_PACKAGES = $(shell go list ./... | grep -v -e /tools/e2e -e /tools/archtest)
 
 .NOTPARALLEL:
-.PHONY: help up down test check unit e2e boot-matrix fuzz bench bench-footprint hostvm-up hostvm-down hostvm-exec build images deps FORCE
+.PHONY: help up down test check unit e2e boot-matrix soak fuzz bench bench-footprint hostvm-up hostvm-down hostvm-exec build images deps FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -55,6 +55,9 @@ e2e: deps build ## end-to-end tests on a real or emulated host (RUN=regexp)
 
 boot-matrix: deps build ## boot the real guest in every machine shape and hold each to its budget of exits
 	go test -count=1 -timeout 40m -run '^TestBootMatrixOnTheHost$$' -v ./tools/e2e -matrix
+
+soak: ## start and kill a thousand jailed VMMs; nothing may be left (needs root, cgroup v2 and KVM)
+	go test -count=1 -v -run TestStartsAndKillsLeaveNothing ./agent/vmproc -rounds 1000
 
 fuzz: ## every fuzz target of the repository, FUZZTIME (60s) each
 	tools/setup/fuzz.sh $(FUZZTIME)
