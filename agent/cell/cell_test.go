@@ -22,6 +22,13 @@ func TestMain(m *testing.M) {
 		_, _ = os.Stdin.Read(make([]byte, 1))
 		return
 	}
+	if len(os.Args) == 3 && os.Args[1] == "reader" {
+		if err := touchAll(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if len(os.Args) == 3 && os.Args[1] == "agent" {
 		_, err := Open(Config{Parent: os.Args[2], FirstUID: 1_950_100_000, UIDs: 1, Controllers: DefaultConfig.Controllers})
 		if err != nil {
@@ -230,6 +237,89 @@ func TestLimitsAreSet(t *testing.T) {
 	}
 	i.end(t)
 	if err := i.Remove(bounded(t)); err != nil {
+		t.Error(err)
+	}
+}
+
+// touchAll reads every page of a file through a private mapping, as a machine reads the memory of its template.
+func touchAll(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	b, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		return err
+	}
+	var sum byte
+	for range 2 {
+		for off := 0; off < len(b); off += 4096 {
+			sum += b[off]
+		}
+	}
+	if sum != 0 {
+		return errors.New("the file is not what was written")
+	}
+	return nil
+}
+
+// The first microVM of a template is charged for all that it reads of it, which may be more than it is allowed: it must live.
+func TestPageCacheDoesNotKill(t *testing.T) {
+	needControllers(t)
+	const limit, size = 32 << 20, 96 << 20
+	path := filepath.Join(t.TempDir(), "base")
+	var fs unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(path), &fs); err != nil || fs.Type == unix.TMPFS_MAGIC {
+		t.Skipf("needs a disk for temporary files (TMPDIR), not memory: %v", err)
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	chunk := make([]byte, 1<<20)
+	for n := 0; n < size && err == nil; n += len(chunk) {
+		_, err = f.Write(chunk)
+	}
+	// Out of the cache, where it is charged to this test.
+	if err := errors.Join(err, f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+		t.Fatal(err)
+	}
+	c := testCells(t, 1)
+	var said bytes.Buffer
+	cmd := exec.Command(os.Args[0], "reader", path)
+	cmd.Stderr = &said
+	cell, err := c.Start(func(uid int, cgroup *os.File) error {
+		if err := write(filepath.Join(c.dir(uid), "memory.max"), fmt.Sprint(limit)); err != nil {
+			return err
+		}
+		cmd.SysProcAttr = &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
+		return cmd.Start()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v: %s", err, &said)
+	}
+	events, err := words(filepath.Join(cell.dir(), "memory.events"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i+1 < len(events); i += 2 {
+		switch n := events[i+1]; {
+		case events[i] == "max" && n == "0":
+			t.Error("the limit was never reached: the test proves nothing")
+		case strings.HasPrefix(events[i], "oom") && n != "0":
+			t.Errorf("%s %s", events[i], n)
+		}
+	}
+	if err := cell.Remove(bounded(t)); err != nil {
 		t.Error(err)
 	}
 }

@@ -5,7 +5,8 @@
 // pidfd, so that neither a signal nor a death notice can concern another process. Death is an event of the pidfd; nothing polls.
 //
 // A VMM opens no file and no socket: it inherits its sockets and /dev/kvm, and every file it works on is opened here and handed
-// over (api/fdpass). The sockets' files stay where a later agent finds them.
+// over (api/fdpass). The sockets' files stay where a later agent finds them. It runs in a jail (vmm/jail) and a cell (agent/cell)
+// of its own; the cell gets the machine's limits when that is ordered, and goes when the process does.
 //
 // A Process is safe for concurrent use.
 package vmproc

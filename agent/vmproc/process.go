@@ -225,7 +225,8 @@ func (p *Process) Kill(ctx context.Context) error {
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	quit, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
-	if _, err := p.Quit(quit, &vmmpb.QuitRequest{}); err == nil {
+	// It may go before it answers, and has its disks to flush then as well.
+	if _, err := p.Quit(quit, &vmmpb.QuitRequest{}); err == nil || errors.Is(err, ttrpc.ErrClosed) {
 		select {
 		case <-p.done:
 		case <-quit.Done():

@@ -98,7 +98,7 @@ var built string
 
 // program is the probe: static, because in a jail there is no library to load.
 var program = sync.OnceValues(func() (_ string, err error) {
-	if !withCgo {
+	if !builtWithCgo {
 		return os.Executable()
 	}
 	if built, err = os.MkdirTemp("", "jail-probe-"); err != nil {

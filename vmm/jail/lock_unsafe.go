@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -11,7 +12,11 @@ import (
 
 // Lock puts the filter on every thread of the process there is and will be. It lets through the ioctl requests given, what the
 // Go runtime needs, and the use of files that are open; whatever else is tried ends the process with SIGSYS. There is no way back.
+// The kernel's log names the call (audit records of type 1326).
 func Lock(ioctls []uint32) error {
+	if builtWithCgo {
+		return errors.New("jail: the filter is for the threads of Go's own runtime: build with CGO_ENABLED=0")
+	}
 	program, err := assemble(rules(ioctls))
 	if err != nil {
 		return err

@@ -1,0 +1,6 @@
+//go:build !cgo
+
+package jail
+
+// builtWithCgo: the runtime makes all threads of this program itself.
+const builtWithCgo = false

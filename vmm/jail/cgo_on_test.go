@@ -1,5 +1,0 @@
-//go:build cgo
-
-package jail
-
-const withCgo = true
