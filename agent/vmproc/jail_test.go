@@ -61,7 +61,7 @@ func jailer(t *testing.T) *Supervisor {
 			t.Errorf("cells are left: %v", err)
 		}
 	})
-	return &Supervisor{Binary: realVMM(t), RunDir: filepath.Join(t.TempDir(), "vm"), KVM: "/dev/kvm", Cells: cells}
+	return &Supervisor{Binary: realVMM(t), RunDir: runDir(t), KVM: "/dev/kvm", Cells: cells}
 }
 
 func parentCgroup(t *testing.T, cfg cell.Config) string {
@@ -170,10 +170,10 @@ func threads(t *testing.T) int {
 
 // That no cell is left is checked by jailer.
 func TestStartsAndKillsLeaveNothing(t *testing.T) {
-	s := jailer(t)
+	s, log := jailer(t), filepath.Join(t.TempDir(), "log")
 	round := func(i int) {
 		t.Helper()
-		p, err := s.Start(bounded(t), "i1", filepath.Join(s.RunDir, "..", "log"))
+		p, err := s.Start(bounded(t), "i1", log)
 		if err != nil {
 			t.Fatalf("round %d: %v", i, err)
 		}
