@@ -32,7 +32,7 @@ func TestVMMsAreJailed(t *testing.T) {
 		if len(uid) < 10 {
 			t.Errorf("it runs as user %s", uid)
 		}
-		facts := map[string]string{"user": uid, "cgroup": hostShell(t, "cat /proc/"+pid+"/cgroup")}
+		facts := map[string]string{"user": uid, "limits": hostShell(t, "cat /proc/"+pid+"/cgroup")}
 		for _, ns := range []string{"mnt", "pid", "net", "ipc", "uts", "cgroup"} {
 			facts[ns] = hostShell(t, "readlink /proc/"+pid+"/ns/"+ns)
 			if own := hostShell(t, "readlink /proc/self/ns/"+ns); facts[ns] == own {
@@ -48,7 +48,7 @@ func TestVMMsAreJailed(t *testing.T) {
 		if got, want := hostShell(t, "ls -A /proc/"+pid+"/root"), "proc\ntorpor-vmm"; got != want {
 			t.Errorf("its root holds %q, want %q", got, want)
 		}
-		_, path, _ := strings.Cut(facts["cgroup"], "::")
+		_, path, _ := strings.Cut(facts["limits"], "::")
 		limits := hostShell(t, fmt.Sprintf("cd /sys/fs/cgroup%s && cat memory.max cpu.max pids.max", path))
 		if strings.Contains(limits, "max") || strings.Count(limits, "\n") != 2 {
 			t.Errorf("limits of %s: %q", path, limits)
