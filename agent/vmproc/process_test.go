@@ -143,7 +143,7 @@ func supervisor(t *testing.T) *Supervisor {
 // runDir is short, as the path of a socket must be.
 func runDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vm")
+	dir, err := os.MkdirTemp("", "vm") //nolint:usetesting // that one has the test's name in its own
 	if err != nil {
 		t.Fatal(err)
 	}
