@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"syscall"
 	"time"
 
@@ -30,6 +31,7 @@ import (
 	"torpor/vmm/jail"
 	"torpor/vmm/kvm"
 	"torpor/vmm/machine"
+	"torpor/vmm/virtio"
 )
 
 // The inherited descriptors.
@@ -90,7 +92,7 @@ func run(dir string, rest []string) error {
 	if err != nil {
 		return err
 	}
-	if err := jail.Lock(kvm.Requests()); err != nil {
+	if err := jail.Lock(slices.Concat(kvm.Requests(), virtio.TapRequests())); err != nil {
 		return err
 	}
 	s := newServer(in.host, fdpass.NewInbox(in.files), in.vsock, log)

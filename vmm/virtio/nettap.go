@@ -100,6 +100,11 @@ func (t *tap) setOffloads(flags uint) error {
 	return nil
 }
 
+// TapRequests returns the number of every ioctl that is issued on a tap: what a filter of system calls must let through.
+func TapRequests() []uint32 {
+	return []uint32{unix.TUNSETVNETHDRSZ, unix.TUNSETOFFLOAD, unix.TUNGETIFF}
+}
+
 // setTapOffloads does that to a real tap.
 func setTapOffloads(fd int, flags uint) error {
 	if err := unix.IoctlSetPointerInt(fd, unix.TUNSETVNETHDRSZ, netHeaderBytes); err != nil {
