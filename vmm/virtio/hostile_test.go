@@ -87,7 +87,7 @@ func TestBrokenQueueNeedsReset(t *testing.T) {
 					t.Fatal("the device does not ask for a reset")
 				}
 				// The interrupt follows the status.
-				if !d.until(func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.irqs > 0 }) {
+				if !d.until(d.interrupted) {
 					t.Error("without an interrupt")
 				}
 				// Still broken after a pause, and through a snapshot.
