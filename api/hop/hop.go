@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync/atomic"
+	"time"
 )
 
 // CutOnAbort is deferred around a proxy. It turns the proxy's http.ErrAbortHandler into a closed connection at once: left
@@ -58,6 +59,27 @@ func Announce(r *http.Request, header http.Header) {
 	if body, ok := r.Context().Value(watchedKey{}).(*watched); ok && !body.ended.Load() {
 		header.Set("Connection", "close")
 	}
+}
+
+// How much of a request is still taken, and for how long, when its answer is out.
+const (
+	lingerBytes = 256 << 10
+	lingerTime  = 2 * time.Second
+)
+
+// Finish is called when the answer to r is complete: it sends the answer off and takes what is still coming of the request, within
+// bounds. A connection that is closed while its client still sends is reset, and the client may lose the answer (RFC 9112,
+// section 9.6).
+func Finish(w http.ResponseWriter, r *http.Request) {
+	body, ok := r.Context().Value(watchedKey{}).(*watched)
+	if !ok || body.ended.Load() {
+		return
+	}
+	c := http.NewResponseController(w)
+	if c.Flush() != nil || c.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+		return // the connection is no longer the server's
+	}
+	_, _ = io.CopyN(io.Discard, body, lingerBytes) // however it ends, the connection ends with it
 }
 
 type watchedKey struct{}

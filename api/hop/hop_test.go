@@ -1,8 +1,10 @@
 package hop
 
 import (
+	"bufio"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -34,6 +36,35 @@ func TestAnnounce(t *testing.T) {
 				t.Errorf("announces the end of the connection: %v, want %v", got, c.close)
 			}
 		})
+	}
+}
+
+// A client may be slow to send the rest of a request that is answered already. The connection is not closed under it.
+func TestFinishTakesTheRest(t *testing.T) {
+	taken := make(chan bool, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r = Begin(w, r)
+		Announce(r, w.Header())
+		w.Header().Set("Content-Length", "0") // or the answer has no end before the handler's
+		w.WriteHeader(http.StatusBadGateway)
+		Finish(w, r)
+		taken <- r.Body.(*watched).ended.Load()
+	}))
+	defer srv.Close()
+	c, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nab")
+	res, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil || res.StatusCode != http.StatusBadGateway || !res.Close {
+		t.Fatalf("%v, %v", res, err)
+	}
+	res.Body.Close()
+	io.WriteString(c, "cd")
+	if !<-taken {
+		t.Error("the rest of the request was not taken")
 	}
 }
 

@@ -120,6 +120,7 @@ func (e *Edge) forward(w http.ResponseWriter, r *http.Request, sandboxID string,
 	r.Header.Set(hop.SandboxHeader, sandboxID)
 	r.Header.Set(hop.PortHeader, strconv.Itoa(int(port)))
 	e.proxy.ServeHTTP(w, r)
+	hop.Finish(w, r)
 }
 
 // rewrite passes the client's request on as it came.
