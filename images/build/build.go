@@ -26,7 +26,7 @@ const EnvdVersion = "0.6.13"
 // cmdline is the guest's kernel command line. The console is the VMM's bounded log; a guest that fails resets itself, which
 // ends its VMM; panic_warm is how the VMM tells a panic from a reboot (vmm/machine, End). Self-tests of the crypto code and probing for hardware that is not there would only cost time.
 const cmdline = "console=ttyS0 8250.nr_uarts=1 quiet loglevel=1 reboot=t,panic_warm panic=-1 cryptomgr.notests random.trust_cpu=on tsc=reliable " +
-	"clocksource=kvm-clock i8042.noaux i8042.nokbd swiotlb=noforce mitigations=off"
+	"clocksource=kvm-clock i8042.noaux i8042.nokbd pci=off swiotlb=noforce mitigations=off"
 
 // modules are what the guest must load to see its devices; what they need comes with them. ext4 is built in.
 var modules = []string{"virtio_mmio", "virtio_blk", "virtio_rng", "virtio_balloon", "vmw_vsock_virtio_transport", "virtio_net"}
