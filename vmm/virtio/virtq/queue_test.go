@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"testing"
 
 	"torpor/vmm/guestmem"
@@ -125,6 +126,11 @@ func TestChains(t *testing.T) {
 		if string(p) != "hello world"[span[0]:span[1]] {
 			t.Errorf("bytes %v are %q", span, p)
 		}
+	}
+	var writable [][2]uint64
+	c.Writable(func(at uint64, n uint32) { writable = append(writable, [2]uint64{at, uint64(n)}) })
+	if want := [][2]uint64{{bufs + 0x100, 2}, {bufs + 0x200, 4}}; !slices.Equal(writable, want) {
+		t.Errorf("writable %x, want %x", writable, want)
 	}
 	r.check(c.WriteAt([]byte("abcde"), 1))
 	p := make([]byte, 4)
