@@ -28,7 +28,7 @@ package_torpor-controlplane := ./controlplane
 UNIT_PACKAGES = $(shell go list ./... | grep -v -e /tools/e2e -e /tools/archtest)
 
 .NOTPARALLEL:
-.PHONY: help up down test check unit e2e boot-matrix soak fuzz bench bench-footprint hostvm-up hostvm-down hostvm-exec build images deps FORCE
+.PHONY: help up down test check unit e2e boot-matrix soak fuzz bench bench-footprint bench-devices hostvm-up hostvm-down hostvm-exec build images deps FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -67,6 +67,9 @@ bench: deps build ## measure template start, wake, pause and cold boot side by s
 
 bench-footprint: deps build ## measure what a torpor-vmm takes beyond its guest's memory
 	go run ./tools/bench footprint
+
+bench-devices: deps build ## measure the machine's devices beside QEMU's microvm
+	go run ./tools/devbench
 
 hostvm-up: deps build images ## start the emulated host of `make up` (INSTANCE=test: that of the tests) without Torpor in it
 	.bin/torpor-hostvm up --instance $(INSTANCE) --images "$$(.bin/torpor-images build)"
