@@ -108,7 +108,7 @@ func awaitDead(t *testing.T, id string) rest.State {
 // vmmPID is the process that runs a sandbox.
 func vmmPID(t *testing.T, id string) string {
 	t.Helper()
-	line := fmt.Sprintf(`for p in $(pidof torpor-vmm); do tr '\0' ' ' < /proc/$p/cmdline | grep -q '/%s ' && echo $p; done`, id)
+	line := fmt.Sprintf(`for p in $(pidof torpor-vmm); do tr '\0' ' ' < /proc/$p/cmdline | grep -q '/%s ' && echo $p; done; true`, id)
 	pid := hostShell(t, line)
 	if pid == "" || strings.ContainsAny(pid, "\n ") {
 		t.Fatalf("VMM processes of %s: %q, want one", id, pid)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -249,6 +250,9 @@ func TestRealGuestBootsAndPowersOff(t *testing.T) {
 		g.health(t)
 		g.rpc(t, func(ctx context.Context, c guestpb.GuestService) error {
 			_, err := c.Shutdown(ctx, &guestpb.ShutdownRequest{})
+			if errors.Is(err, ttrpc.ErrClosed) {
+				return nil // the guest's end ends its connections, and may be quicker than the answer
+			}
 			return err
 		})
 		select {

@@ -254,7 +254,7 @@ func TestRealGuestGivesMemoryBack(t *testing.T) {
 		kept = "dd if=/dev/urandom of=/dev/shm/kept bs=1M count=8 2>/dev/null; cp /dev/shm/kept /root/kept; " + sums
 	)
 	want := ""
-	for cycle := range 3 {
+	for cycle := range rounds(5) {
 		next := restoreGuest(t, i, last, diff)
 		last.clean(t)
 		last = next
