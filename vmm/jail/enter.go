@@ -42,9 +42,13 @@ func Enter(s Spec) error {
 			return fmt.Errorf("jail: %s: %w", step.what, err)
 		}
 	}
-	err = unix.Exec(programPath, append([]string{program}, s.Args...), nil)
+	err = unix.Exec(programPath, append([]string{program}, s.Args...), environment)
 	return fmt.Errorf("jail: run %s, which everybody must be able to read and execute: %w", program, err)
 }
+
+// environment is all of the program's. A huge page is larger than the whole heap of a VMM, and there is one for each sandbox;
+// PR_SET_THP_DISABLE would take them from guests, too.
+var environment = []string{"GODEBUG=disablethp=1"}
 
 // leaveNamespaces is done here and not by whoever starts the process: a network namespace takes its time, during which a Go
 // program can start no other process; and so the mounts below can never hit the host's.

@@ -349,7 +349,7 @@ func TestStatusOfAJailedProcess(t *testing.T) {
 			t.Errorf("limits lack %q:\n%s", want, limits)
 		}
 	}
-	if env := r.proc(t, "environ"); env != "" {
+	if env := r.proc(t, "environ"); env != environment[0]+"\x00" {
 		t.Errorf("it has the environment %q", env)
 	}
 	if mounts := r.proc(t, "mountinfo"); strings.Count(mounts, "\n") != 3 || strings.Count(mounts, " ro,nosuid,nodev") != 3 {
