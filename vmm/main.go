@@ -45,6 +45,8 @@ const (
 const (
 	// lingerAfterEnd is how long the process stays to answer Wait and Status when its guest has ended.
 	lingerAfterEnd = 60 * time.Second
+	// settleTime is when a machine that was made is no longer new: the first requests after a wake are over.
+	settleTime = 5 * time.Second
 	// answerTime is how long answers under way may take to leave at the end.
 	answerTime = 2 * time.Second
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -102,10 +103,17 @@ func (s *server) complete(cfg *machine.Config) {
 
 // linger waits for the guest's end and gives its mourners their time.
 func (s *server) linger(m *machine.Machine) {
-	select {
-	case <-m.Done():
-	case <-s.stopping:
-		return
+	settled := time.NewTimer(settleTime)
+	defer settled.Stop()
+	for ended := false; !ended; {
+		select {
+		case <-m.Done():
+			ended = true
+		case <-settled.C:
+			debug.FreeOSMemory() // what the making of the machine left: it is not needed again, and there is one for each sandbox
+		case <-s.stopping:
+			return
+		}
 	}
 	timer := time.NewTimer(lingerAfterEnd)
 	defer timer.Stop()
