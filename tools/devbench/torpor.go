@@ -77,7 +77,8 @@ func (t *torpor) start(ctx context.Context, console, cmdline string) (int, <-cha
 }
 
 func (t *torpor) stop(ctx context.Context) error {
-	return errors.Join(t.host.Close(), t.vm.Kill(ctx), t.vmms.Clear(machineName))
+	_ = t.host.Close() // serve may have
+	return errors.Join(t.vm.Kill(ctx), t.vmms.Clear(machineName))
 }
 
 // serve lets the guest connect to the peer's port, once, and answers it.
