@@ -118,6 +118,25 @@ func TestFailedCreateLeavesNothingAtEveryStep(t *testing.T) {
 	}
 }
 
+// The cause reaches the caller however soon the failure comes: here before the caller had a chance to wait for it.
+func TestAFailureAtOnceHasACause(t *testing.T) {
+	r := newRig(t)
+	r.w.setHook(failing("start", errors.New("boom")))
+	base, err := r.m.template(r.ctx(), request("i1").TemplateID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWaiter(r.ctx(), "created by request", 0)
+	s, first, err := r.m.add(r.ctx(), request("i1"), base, time.Now(), w)
+	if err != nil || !first {
+		t.Fatal(first, err)
+	}
+	<-s.gone
+	if err := s.await(r.ctx(), w); !isCode(err, apierr.NotReady) || !strings.Contains(err.Error(), "boom") {
+		t.Errorf("the cause is lost: %v", err)
+	}
+}
+
 // failing is a hook that fails one operation.
 func failing(step string, err error) func(context.Context, string, string) error {
 	return func(_ context.Context, op, _ string) error {

@@ -222,8 +222,16 @@ func (m *Manager) Create(ctx context.Context, req CreateRequest) (View, error) {
 		if err != nil {
 			return View{}, err
 		}
-		if s, err = m.add(ctx, req, t, queued); err != nil {
+		w := newWaiter(ctx, "created by request", 0)
+		first := false
+		if s, first, err = m.add(ctx, req, t, queued, w); err != nil {
 			return View{}, err
+		}
+		if first {
+			if err := s.await(ctx, w); err != nil {
+				return View{}, err
+			}
+			return s.View(), nil
 		}
 	}
 	v, _, err := s.Resume(ctx, 0)
@@ -236,24 +244,25 @@ func (m *Manager) template(ctx context.Context, templateID string) (*template.Te
 	return m.cfg.Templates.Get(budget, templateID)
 }
 
-// add makes the sandbox known and begins its creation, or returns the one another caller was first with.
-func (m *Manager) add(ctx context.Context, req CreateRequest, t *template.Template, queued time.Time) (*Sandbox, error) {
+// add makes the sandbox known and begins its creation, for which w waits from the first moment: one that fails at once has a cause to
+// tell. Or it returns the one another caller was first with.
+func (m *Manager) add(ctx context.Context, req CreateRequest, t *template.Template, queued time.Time, w *waiter) (_ *Sandbox, first bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, errDraining
+		return nil, false, errDraining
 	}
 	if s := m.byID[req.ID]; s != nil {
-		return s, nil
+		return s, false, nil
 	}
 	switch _, err := m.cfg.Store.Sandbox(ctx, req.ID); {
 	case err == nil:
-		return nil, apierr.New(apierr.Gone, "sandbox %q has ended; create one with a new id", req.ID).For(req.ID)
+		return nil, false, apierr.New(apierr.Gone, "sandbox %q has ended; create one with a new id", req.ID).For(req.ID)
 	case !errors.Is(err, store.ErrUnknown):
-		return nil, err
+		return nil, false, err
 	}
 	if err := m.checkSpace(); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	s := newSandbox(m, store.Sandbox{
 		ID: req.ID, TemplateID: t.ID, TemplateDigest: t.Digest, Token: req.Token, Env: req.Env,
@@ -262,11 +271,12 @@ func (m *Manager) add(ctx context.Context, req CreateRequest, t *template.Templa
 		CreatedAt: now(), NextLayer: 1,
 	})
 	if err := s.beginCreate(t, queued); err != nil { // its loop does not run yet: this goroutine is the owner
-		return nil, err
+		return nil, false, err
 	}
+	s.waiters = append(s.waiters, w)
 	m.byID[req.ID] = s
 	m.run(s)
-	return s, nil
+	return s, true, nil
 }
 
 // checkSpace refuses what would fill the disk.
