@@ -17,10 +17,7 @@ import (
 	"torpor/tools/rest"
 )
 
-const (
-	instanceName = "test"
-	listenAddr   = "127.0.0.1:3100"
-)
+var instanceName, listenAddr = hostvm.ForTests()
 
 // system is Torpor as the tests see it: an API, and a root shell on the host that runs the microVMs.
 type system struct {

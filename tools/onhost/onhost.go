@@ -1,5 +1,5 @@
 // Package onhost runs programs of this repository on the host that runs the microVMs: this very machine where it has hardware
-// KVM, and the emulated host "test" anywhere else.
+// KVM, and the emulated host of the tests (hostvm.ForTests) anywhere else.
 package onhost
 
 import (
@@ -15,12 +15,11 @@ import (
 	"torpor/tools/hostvm"
 )
 
-// The emulated host the programs run in, where its port shows up here, and where files are pushed to.
-const (
-	instanceName = "test"
-	listen       = "127.0.0.1:3100"
-	remoteDir    = "/var/lib/torpor"
-)
+// remoteDir is where files are pushed to.
+const remoteDir = "/var/lib/torpor"
+
+// The emulated host the programs run in, and where its port shows up here.
+var instanceName, listen = hostvm.ForTests()
 
 // Host is a host with Torpor up. Close it.
 type Host struct {
