@@ -146,6 +146,118 @@ func (EnvdState) EnumDescriptor() ([]byte, []int) {
 	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{1}
 }
 
+// Tier says where the memory of a sandbox is. Frozen and disk both count as paused.
+type Tier int32
+
+const (
+	Tier_TIER_UNSPECIFIED Tier = 0
+	Tier_TIER_LIVE        Tier = 1
+	Tier_TIER_FROZEN      Tier = 2 // paused, its snapshot is published, and its memory is still resident
+	Tier_TIER_DISK        Tier = 3
+)
+
+// Enum value maps for Tier.
+var (
+	Tier_name = map[int32]string{
+		0: "TIER_UNSPECIFIED",
+		1: "TIER_LIVE",
+		2: "TIER_FROZEN",
+		3: "TIER_DISK",
+	}
+	Tier_value = map[string]int32{
+		"TIER_UNSPECIFIED": 0,
+		"TIER_LIVE":        1,
+		"TIER_FROZEN":      2,
+		"TIER_DISK":        3,
+	}
+)
+
+func (x Tier) Enum() *Tier {
+	p := new(Tier)
+	*p = x
+	return p
+}
+
+func (x Tier) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Tier) Descriptor() protoreflect.EnumDescriptor {
+	return file_api_agentpb_agent_proto_enumTypes[2].Descriptor()
+}
+
+func (Tier) Type() protoreflect.EnumType {
+	return &file_api_agentpb_agent_proto_enumTypes[2]
+}
+
+func (x Tier) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Tier.Descriptor instead.
+func (Tier) EnumDescriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{2}
+}
+
+// ResumeMode says what a start of a VM began from.
+type ResumeMode int32
+
+const (
+	ResumeMode_RESUME_MODE_UNSPECIFIED ResumeMode = 0
+	ResumeMode_RESUME_MODE_NONE        ResumeMode = 1 // created: nothing was resumed
+	ResumeMode_RESUME_MODE_FROZEN      ResumeMode = 2 // the memory was still resident
+	ResumeMode_RESUME_MODE_MEMORY      ResumeMode = 3 // the newest generation
+	ResumeMode_RESUME_MODE_PREVIOUS    ResumeMode = 4 // the generation before it, since the newest cannot be used
+	ResumeMode_RESUME_MODE_COLD        ResumeMode = 5 // the kernel booted anew on the sandbox's disk; what was in memory is not there
+)
+
+// Enum value maps for ResumeMode.
+var (
+	ResumeMode_name = map[int32]string{
+		0: "RESUME_MODE_UNSPECIFIED",
+		1: "RESUME_MODE_NONE",
+		2: "RESUME_MODE_FROZEN",
+		3: "RESUME_MODE_MEMORY",
+		4: "RESUME_MODE_PREVIOUS",
+		5: "RESUME_MODE_COLD",
+	}
+	ResumeMode_value = map[string]int32{
+		"RESUME_MODE_UNSPECIFIED": 0,
+		"RESUME_MODE_NONE":        1,
+		"RESUME_MODE_FROZEN":      2,
+		"RESUME_MODE_MEMORY":      3,
+		"RESUME_MODE_PREVIOUS":    4,
+		"RESUME_MODE_COLD":        5,
+	}
+)
+
+func (x ResumeMode) Enum() *ResumeMode {
+	p := new(ResumeMode)
+	*p = x
+	return p
+}
+
+func (x ResumeMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ResumeMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_api_agentpb_agent_proto_enumTypes[3].Descriptor()
+}
+
+func (ResumeMode) Type() protoreflect.EnumType {
+	return &file_api_agentpb_agent_proto_enumTypes[3]
+}
+
+func (x ResumeMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ResumeMode.Descriptor instead.
+func (ResumeMode) EnumDescriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{3}
+}
+
 type VM struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	State         VMState                `protobuf:"varint,1,opt,name=state,proto3,enum=torpor.agent.VMState" json:"state,omitempty"`
@@ -369,6 +481,8 @@ type Sandbox struct {
 	SnapshotBytes  uint64                 `protobuf:"varint,15,opt,name=snapshot_bytes,json=snapshotBytes,proto3" json:"snapshot_bytes,omitempty"` // memory and state of the newest generation, as allocated on disk
 	LayerBytes     uint64                 `protobuf:"varint,16,opt,name=layer_bytes,json=layerBytes,proto3" json:"layer_bytes,omitempty"`          // the sandbox's own disk layers, as allocated on disk
 	Generation     uint64                 `protobuf:"varint,17,opt,name=generation,proto3" json:"generation,omitempty"`                            // of the newest published snapshot, 0 = none
+	Tier           Tier                   `protobuf:"varint,18,opt,name=tier,proto3,enum=torpor.agent.Tier" json:"tier,omitempty"`
+	ResumeMode     ResumeMode             `protobuf:"varint,19,opt,name=resume_mode,json=resumeMode,proto3,enum=torpor.agent.ResumeMode" json:"resume_mode,omitempty"` // how this incarnation began
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -522,6 +636,20 @@ func (x *Sandbox) GetGeneration() uint64 {
 	return 0
 }
 
+func (x *Sandbox) GetTier() Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return Tier_TIER_UNSPECIFIED
+}
+
+func (x *Sandbox) GetResumeMode() ResumeMode {
+	if x != nil {
+		return x.ResumeMode
+	}
+	return ResumeMode_RESUME_MODE_UNSPECIFIED
+}
+
 type CreateRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId      string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -654,6 +782,7 @@ type ResumeRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId      string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	TimeoutSeconds int64                  `protobuf:"varint,2,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"` // the deadline becomes at least now + this; 0 leaves it to the sandbox's own timeout
+	Cold           bool                   `protobuf:"varint,3,opt,name=cold,proto3" json:"cold,omitempty"`                                           // if it does not run: boot it anew on its disk and leave its memory image untouched
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -700,6 +829,13 @@ func (x *ResumeRequest) GetTimeoutSeconds() int64 {
 		return x.TimeoutSeconds
 	}
 	return 0
+}
+
+func (x *ResumeRequest) GetCold() bool {
+	if x != nil {
+		return x.Cold
+	}
+	return false
 }
 
 type ResumeResponse struct {
@@ -1728,7 +1864,7 @@ const file_api_agentpb_agent_proto_rawDesc = "" +
 	"\n" +
 	"on_timeout\x18\x01 \x01(\tR\tonTimeout\x12\x1f\n" +
 	"\vauto_resume\x18\x02 \x01(\bR\n" +
-	"autoResume\"\xd1\x04\n" +
+	"autoResume\"\xb4\x05\n" +
 	"\aSandbox\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
@@ -1755,7 +1891,10 @@ const file_api_agentpb_agent_proto_rawDesc = "" +
 	"layerBytes\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x11 \x01(\x04R\n" +
-	"generation\"\xd3\x02\n" +
+	"generation\x12&\n" +
+	"\x04tier\x18\x12 \x01(\x0e2\x12.torpor.agent.TierR\x04tier\x129\n" +
+	"\vresume_mode\x18\x13 \x01(\x0e2\x18.torpor.agent.ResumeModeR\n" +
+	"resumeMode\"\xd3\x02\n" +
 	"\rCreateRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
@@ -1770,11 +1909,12 @@ const file_api_agentpb_agent_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"-\n" +
 	"\fPauseRequest\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"W\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"k\n" +
 	"\rResumeRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12'\n" +
-	"\x0ftimeout_seconds\x18\x02 \x01(\x03R\x0etimeoutSeconds\"[\n" +
+	"\x0ftimeout_seconds\x18\x02 \x01(\x03R\x0etimeoutSeconds\x12\x12\n" +
+	"\x04cold\x18\x03 \x01(\bR\x04cold\"[\n" +
 	"\x0eResumeResponse\x12/\n" +
 	"\asandbox\x18\x01 \x01(\v2\x15.torpor.agent.SandboxR\asandbox\x12\x18\n" +
 	"\aresumed\x18\x02 \x01(\bR\aresumed\",\n" +
@@ -1862,7 +2002,20 @@ const file_api_agentpb_agent_proto_rawDesc = "" +
 	"\x11ENVD_STATE_ABSENT\x10\x01\x12\x17\n" +
 	"\x13ENVD_STATE_STARTING\x10\x02\x12\x14\n" +
 	"\x10ENVD_STATE_READY\x10\x03\x12\x1b\n" +
-	"\x17ENVD_STATE_UNRESPONSIVE\x10\x042\xa3\x06\n" +
+	"\x17ENVD_STATE_UNRESPONSIVE\x10\x04*K\n" +
+	"\x04Tier\x12\x14\n" +
+	"\x10TIER_UNSPECIFIED\x10\x00\x12\r\n" +
+	"\tTIER_LIVE\x10\x01\x12\x0f\n" +
+	"\vTIER_FROZEN\x10\x02\x12\r\n" +
+	"\tTIER_DISK\x10\x03*\x9f\x01\n" +
+	"\n" +
+	"ResumeMode\x12\x1b\n" +
+	"\x17RESUME_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10RESUME_MODE_NONE\x10\x01\x12\x16\n" +
+	"\x12RESUME_MODE_FROZEN\x10\x02\x12\x16\n" +
+	"\x12RESUME_MODE_MEMORY\x10\x03\x12\x18\n" +
+	"\x14RESUME_MODE_PREVIOUS\x10\x04\x12\x14\n" +
+	"\x10RESUME_MODE_COLD\x10\x052\xa3\x06\n" +
 	"\x05Agent\x12<\n" +
 	"\x06Create\x12\x1b.torpor.agent.CreateRequest\x1a\x15.torpor.agent.Sandbox\x12:\n" +
 	"\x05Pause\x12\x1a.torpor.agent.PauseRequest\x1a\x15.torpor.agent.Sandbox\x12C\n" +
@@ -1889,83 +2042,87 @@ func file_api_agentpb_agent_proto_rawDescGZIP() []byte {
 	return file_api_agentpb_agent_proto_rawDescData
 }
 
-var file_api_agentpb_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_api_agentpb_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_api_agentpb_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_api_agentpb_agent_proto_goTypes = []any{
 	(VMState)(0),               // 0: torpor.agent.VMState
 	(EnvdState)(0),             // 1: torpor.agent.EnvdState
-	(*VM)(nil),                 // 2: torpor.agent.VM
-	(*Envd)(nil),               // 3: torpor.agent.Envd
-	(*Lifecycle)(nil),          // 4: torpor.agent.Lifecycle
-	(*Sandbox)(nil),            // 5: torpor.agent.Sandbox
-	(*CreateRequest)(nil),      // 6: torpor.agent.CreateRequest
-	(*PauseRequest)(nil),       // 7: torpor.agent.PauseRequest
-	(*ResumeRequest)(nil),      // 8: torpor.agent.ResumeRequest
-	(*ResumeResponse)(nil),     // 9: torpor.agent.ResumeResponse
-	(*KillRequest)(nil),        // 10: torpor.agent.KillRequest
-	(*KillResponse)(nil),       // 11: torpor.agent.KillResponse
-	(*SetDeadlineRequest)(nil), // 12: torpor.agent.SetDeadlineRequest
-	(*StateRequest)(nil),       // 13: torpor.agent.StateRequest
-	(*ListRequest)(nil),        // 14: torpor.agent.ListRequest
-	(*ListResponse)(nil),       // 15: torpor.agent.ListResponse
-	(*WatchRequest)(nil),       // 16: torpor.agent.WatchRequest
-	(*WatchEvent)(nil),         // 17: torpor.agent.WatchEvent
-	(*Event)(nil),              // 18: torpor.agent.Event
-	(*EventsRequest)(nil),      // 19: torpor.agent.EventsRequest
-	(*EventsResponse)(nil),     // 20: torpor.agent.EventsResponse
-	(*ConsoleRequest)(nil),     // 21: torpor.agent.ConsoleRequest
-	(*ConsoleResponse)(nil),    // 22: torpor.agent.ConsoleResponse
-	(*TemplatesRequest)(nil),   // 23: torpor.agent.TemplatesRequest
-	(*Template)(nil),           // 24: torpor.agent.Template
-	(*TemplatesResponse)(nil),  // 25: torpor.agent.TemplatesResponse
-	(*NodeRequest)(nil),        // 26: torpor.agent.NodeRequest
-	(*NodeResponse)(nil),       // 27: torpor.agent.NodeResponse
-	nil,                        // 28: torpor.agent.CreateRequest.EnvVarsEntry
-	nil,                        // 29: torpor.agent.Event.PhasesMsEntry
+	(Tier)(0),                  // 2: torpor.agent.Tier
+	(ResumeMode)(0),            // 3: torpor.agent.ResumeMode
+	(*VM)(nil),                 // 4: torpor.agent.VM
+	(*Envd)(nil),               // 5: torpor.agent.Envd
+	(*Lifecycle)(nil),          // 6: torpor.agent.Lifecycle
+	(*Sandbox)(nil),            // 7: torpor.agent.Sandbox
+	(*CreateRequest)(nil),      // 8: torpor.agent.CreateRequest
+	(*PauseRequest)(nil),       // 9: torpor.agent.PauseRequest
+	(*ResumeRequest)(nil),      // 10: torpor.agent.ResumeRequest
+	(*ResumeResponse)(nil),     // 11: torpor.agent.ResumeResponse
+	(*KillRequest)(nil),        // 12: torpor.agent.KillRequest
+	(*KillResponse)(nil),       // 13: torpor.agent.KillResponse
+	(*SetDeadlineRequest)(nil), // 14: torpor.agent.SetDeadlineRequest
+	(*StateRequest)(nil),       // 15: torpor.agent.StateRequest
+	(*ListRequest)(nil),        // 16: torpor.agent.ListRequest
+	(*ListResponse)(nil),       // 17: torpor.agent.ListResponse
+	(*WatchRequest)(nil),       // 18: torpor.agent.WatchRequest
+	(*WatchEvent)(nil),         // 19: torpor.agent.WatchEvent
+	(*Event)(nil),              // 20: torpor.agent.Event
+	(*EventsRequest)(nil),      // 21: torpor.agent.EventsRequest
+	(*EventsResponse)(nil),     // 22: torpor.agent.EventsResponse
+	(*ConsoleRequest)(nil),     // 23: torpor.agent.ConsoleRequest
+	(*ConsoleResponse)(nil),    // 24: torpor.agent.ConsoleResponse
+	(*TemplatesRequest)(nil),   // 25: torpor.agent.TemplatesRequest
+	(*Template)(nil),           // 26: torpor.agent.Template
+	(*TemplatesResponse)(nil),  // 27: torpor.agent.TemplatesResponse
+	(*NodeRequest)(nil),        // 28: torpor.agent.NodeRequest
+	(*NodeResponse)(nil),       // 29: torpor.agent.NodeResponse
+	nil,                        // 30: torpor.agent.CreateRequest.EnvVarsEntry
+	nil,                        // 31: torpor.agent.Event.PhasesMsEntry
 }
 var file_api_agentpb_agent_proto_depIdxs = []int32{
 	0,  // 0: torpor.agent.VM.state:type_name -> torpor.agent.VMState
 	1,  // 1: torpor.agent.Envd.state:type_name -> torpor.agent.EnvdState
-	2,  // 2: torpor.agent.Sandbox.vm:type_name -> torpor.agent.VM
-	3,  // 3: torpor.agent.Sandbox.envd:type_name -> torpor.agent.Envd
-	4,  // 4: torpor.agent.Sandbox.lifecycle:type_name -> torpor.agent.Lifecycle
-	28, // 5: torpor.agent.CreateRequest.env_vars:type_name -> torpor.agent.CreateRequest.EnvVarsEntry
-	4,  // 6: torpor.agent.CreateRequest.lifecycle:type_name -> torpor.agent.Lifecycle
-	5,  // 7: torpor.agent.ResumeResponse.sandbox:type_name -> torpor.agent.Sandbox
-	5,  // 8: torpor.agent.ListResponse.sandboxes:type_name -> torpor.agent.Sandbox
-	5,  // 9: torpor.agent.WatchEvent.sandbox:type_name -> torpor.agent.Sandbox
-	29, // 10: torpor.agent.Event.phases_ms:type_name -> torpor.agent.Event.PhasesMsEntry
-	18, // 11: torpor.agent.EventsResponse.events:type_name -> torpor.agent.Event
-	24, // 12: torpor.agent.TemplatesResponse.templates:type_name -> torpor.agent.Template
-	6,  // 13: torpor.agent.Agent.Create:input_type -> torpor.agent.CreateRequest
-	7,  // 14: torpor.agent.Agent.Pause:input_type -> torpor.agent.PauseRequest
-	8,  // 15: torpor.agent.Agent.Resume:input_type -> torpor.agent.ResumeRequest
-	10, // 16: torpor.agent.Agent.Kill:input_type -> torpor.agent.KillRequest
-	12, // 17: torpor.agent.Agent.SetDeadline:input_type -> torpor.agent.SetDeadlineRequest
-	13, // 18: torpor.agent.Agent.State:input_type -> torpor.agent.StateRequest
-	14, // 19: torpor.agent.Agent.List:input_type -> torpor.agent.ListRequest
-	16, // 20: torpor.agent.Agent.Watch:input_type -> torpor.agent.WatchRequest
-	19, // 21: torpor.agent.Agent.Events:input_type -> torpor.agent.EventsRequest
-	21, // 22: torpor.agent.Agent.Console:input_type -> torpor.agent.ConsoleRequest
-	23, // 23: torpor.agent.Agent.Templates:input_type -> torpor.agent.TemplatesRequest
-	26, // 24: torpor.agent.Agent.Node:input_type -> torpor.agent.NodeRequest
-	5,  // 25: torpor.agent.Agent.Create:output_type -> torpor.agent.Sandbox
-	5,  // 26: torpor.agent.Agent.Pause:output_type -> torpor.agent.Sandbox
-	9,  // 27: torpor.agent.Agent.Resume:output_type -> torpor.agent.ResumeResponse
-	11, // 28: torpor.agent.Agent.Kill:output_type -> torpor.agent.KillResponse
-	5,  // 29: torpor.agent.Agent.SetDeadline:output_type -> torpor.agent.Sandbox
-	5,  // 30: torpor.agent.Agent.State:output_type -> torpor.agent.Sandbox
-	15, // 31: torpor.agent.Agent.List:output_type -> torpor.agent.ListResponse
-	17, // 32: torpor.agent.Agent.Watch:output_type -> torpor.agent.WatchEvent
-	20, // 33: torpor.agent.Agent.Events:output_type -> torpor.agent.EventsResponse
-	22, // 34: torpor.agent.Agent.Console:output_type -> torpor.agent.ConsoleResponse
-	25, // 35: torpor.agent.Agent.Templates:output_type -> torpor.agent.TemplatesResponse
-	27, // 36: torpor.agent.Agent.Node:output_type -> torpor.agent.NodeResponse
-	25, // [25:37] is the sub-list for method output_type
-	13, // [13:25] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	4,  // 2: torpor.agent.Sandbox.vm:type_name -> torpor.agent.VM
+	5,  // 3: torpor.agent.Sandbox.envd:type_name -> torpor.agent.Envd
+	6,  // 4: torpor.agent.Sandbox.lifecycle:type_name -> torpor.agent.Lifecycle
+	2,  // 5: torpor.agent.Sandbox.tier:type_name -> torpor.agent.Tier
+	3,  // 6: torpor.agent.Sandbox.resume_mode:type_name -> torpor.agent.ResumeMode
+	30, // 7: torpor.agent.CreateRequest.env_vars:type_name -> torpor.agent.CreateRequest.EnvVarsEntry
+	6,  // 8: torpor.agent.CreateRequest.lifecycle:type_name -> torpor.agent.Lifecycle
+	7,  // 9: torpor.agent.ResumeResponse.sandbox:type_name -> torpor.agent.Sandbox
+	7,  // 10: torpor.agent.ListResponse.sandboxes:type_name -> torpor.agent.Sandbox
+	7,  // 11: torpor.agent.WatchEvent.sandbox:type_name -> torpor.agent.Sandbox
+	31, // 12: torpor.agent.Event.phases_ms:type_name -> torpor.agent.Event.PhasesMsEntry
+	20, // 13: torpor.agent.EventsResponse.events:type_name -> torpor.agent.Event
+	26, // 14: torpor.agent.TemplatesResponse.templates:type_name -> torpor.agent.Template
+	8,  // 15: torpor.agent.Agent.Create:input_type -> torpor.agent.CreateRequest
+	9,  // 16: torpor.agent.Agent.Pause:input_type -> torpor.agent.PauseRequest
+	10, // 17: torpor.agent.Agent.Resume:input_type -> torpor.agent.ResumeRequest
+	12, // 18: torpor.agent.Agent.Kill:input_type -> torpor.agent.KillRequest
+	14, // 19: torpor.agent.Agent.SetDeadline:input_type -> torpor.agent.SetDeadlineRequest
+	15, // 20: torpor.agent.Agent.State:input_type -> torpor.agent.StateRequest
+	16, // 21: torpor.agent.Agent.List:input_type -> torpor.agent.ListRequest
+	18, // 22: torpor.agent.Agent.Watch:input_type -> torpor.agent.WatchRequest
+	21, // 23: torpor.agent.Agent.Events:input_type -> torpor.agent.EventsRequest
+	23, // 24: torpor.agent.Agent.Console:input_type -> torpor.agent.ConsoleRequest
+	25, // 25: torpor.agent.Agent.Templates:input_type -> torpor.agent.TemplatesRequest
+	28, // 26: torpor.agent.Agent.Node:input_type -> torpor.agent.NodeRequest
+	7,  // 27: torpor.agent.Agent.Create:output_type -> torpor.agent.Sandbox
+	7,  // 28: torpor.agent.Agent.Pause:output_type -> torpor.agent.Sandbox
+	11, // 29: torpor.agent.Agent.Resume:output_type -> torpor.agent.ResumeResponse
+	13, // 30: torpor.agent.Agent.Kill:output_type -> torpor.agent.KillResponse
+	7,  // 31: torpor.agent.Agent.SetDeadline:output_type -> torpor.agent.Sandbox
+	7,  // 32: torpor.agent.Agent.State:output_type -> torpor.agent.Sandbox
+	17, // 33: torpor.agent.Agent.List:output_type -> torpor.agent.ListResponse
+	19, // 34: torpor.agent.Agent.Watch:output_type -> torpor.agent.WatchEvent
+	22, // 35: torpor.agent.Agent.Events:output_type -> torpor.agent.EventsResponse
+	24, // 36: torpor.agent.Agent.Console:output_type -> torpor.agent.ConsoleResponse
+	27, // 37: torpor.agent.Agent.Templates:output_type -> torpor.agent.TemplatesResponse
+	29, // 38: torpor.agent.Agent.Node:output_type -> torpor.agent.NodeResponse
+	27, // [27:39] is the sub-list for method output_type
+	15, // [15:27] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_api_agentpb_agent_proto_init() }
@@ -1978,7 +2135,7 @@ func file_api_agentpb_agent_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agentpb_agent_proto_rawDesc), len(file_api_agentpb_agent_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      4,
 			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
