@@ -658,6 +658,7 @@ type CreateRequest struct {
 	EnvVars        map[string]string      `protobuf:"bytes,4,rep,name=env_vars,json=envVars,proto3" json:"env_vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	TimeoutSeconds int64                  `protobuf:"varint,5,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
 	Lifecycle      *Lifecycle             `protobuf:"bytes,6,opt,name=lifecycle,proto3" json:"lifecycle,omitempty"`
+	SnapshotId     string                 `protobuf:"bytes,7,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"` // start from this kept snapshot; template_id is then what the sandbox is said to be made from
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -734,6 +735,593 @@ func (x *CreateRequest) GetLifecycle() *Lifecycle {
 	return nil
 }
 
+func (x *CreateRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+type Snapshot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SnapshotId    string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	SandboxId     string                 `protobuf:"bytes,2,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`    // whose state it is
+	TemplateId    string                 `protobuf:"bytes,3,opt,name=template_id,json=templateId,proto3" json:"template_id,omitempty"` // of that sandbox
+	CreatedAt     int64                  `protobuf:"varint,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Vcpus         uint32                 `protobuf:"varint,5,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
+	MemoryBytes   uint64                 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	DiskBytes     uint64                 `protobuf:"varint,7,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,8,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // of its files, as allocated on disk; they may be shared with sandboxes and other snapshots
+	EnvdVersion   string                 `protobuf:"bytes,9,opt,name=envd_version,json=envdVersion,proto3" json:"envd_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Snapshot) Reset() {
+	*x = Snapshot{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Snapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Snapshot) ProtoMessage() {}
+
+func (x *Snapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
+func (*Snapshot) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Snapshot) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetTemplateId() string {
+	if x != nil {
+		return x.TemplateId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *Snapshot) GetVcpus() uint32 {
+	if x != nil {
+		return x.Vcpus
+	}
+	return 0
+}
+
+func (x *Snapshot) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetDiskBytes() uint64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetEnvdVersion() string {
+	if x != nil {
+		return x.EnvdVersion
+	}
+	return ""
+}
+
+type SnapshotCreateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	SnapshotId    string                 `protobuf:"bytes,2,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"` // chosen by the caller, like a sandbox id
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotCreateRequest) Reset() {
+	*x = SnapshotCreateRequest{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotCreateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotCreateRequest) ProtoMessage() {}
+
+func (x *SnapshotCreateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotCreateRequest.ProtoReflect.Descriptor instead.
+func (*SnapshotCreateRequest) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SnapshotCreateRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *SnapshotCreateRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+type SnapshotListRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotListRequest) Reset() {
+	*x = SnapshotListRequest{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotListRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotListRequest) ProtoMessage() {}
+
+func (x *SnapshotListRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotListRequest.ProtoReflect.Descriptor instead.
+func (*SnapshotListRequest) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{7}
+}
+
+type SnapshotListResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshots     []*Snapshot            `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotListResponse) Reset() {
+	*x = SnapshotListResponse{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotListResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotListResponse) ProtoMessage() {}
+
+func (x *SnapshotListResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotListResponse.ProtoReflect.Descriptor instead.
+func (*SnapshotListResponse) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SnapshotListResponse) GetSnapshots() []*Snapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+type SnapshotDeleteRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SnapshotId    string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotDeleteRequest) Reset() {
+	*x = SnapshotDeleteRequest{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotDeleteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotDeleteRequest) ProtoMessage() {}
+
+func (x *SnapshotDeleteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotDeleteRequest.ProtoReflect.Descriptor instead.
+func (*SnapshotDeleteRequest) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SnapshotDeleteRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+type SnapshotDeleteResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotDeleteResponse) Reset() {
+	*x = SnapshotDeleteResponse{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotDeleteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotDeleteResponse) ProtoMessage() {}
+
+func (x *SnapshotDeleteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotDeleteResponse.ProtoReflect.Descriptor instead.
+func (*SnapshotDeleteResponse) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{10}
+}
+
+type ForkRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId      string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Children       []*ForkChild           `protobuf:"bytes,2,rep,name=children,proto3" json:"children,omitempty"`                                    // 1 to 100
+	TimeoutSeconds int64                  `protobuf:"varint,3,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"` // of each child
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ForkRequest) Reset() {
+	*x = ForkRequest{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkRequest) ProtoMessage() {}
+
+func (x *ForkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
+func (*ForkRequest) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ForkRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ForkRequest) GetChildren() []*ForkChild {
+	if x != nil {
+		return x.Children
+	}
+	return nil
+}
+
+func (x *ForkRequest) GetTimeoutSeconds() int64 {
+	if x != nil {
+		return x.TimeoutSeconds
+	}
+	return 0
+}
+
+type ForkChild struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	AccessToken   string                 `protobuf:"bytes,2,opt,name=access_token,json=accessToken,proto3" json:"access_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkChild) Reset() {
+	*x = ForkChild{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkChild) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkChild) ProtoMessage() {}
+
+func (x *ForkChild) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkChild.ProtoReflect.Descriptor instead.
+func (*ForkChild) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ForkChild) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ForkChild) GetAccessToken() string {
+	if x != nil {
+		return x.AccessToken
+	}
+	return ""
+}
+
+type ForkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Results       []*ForkResult          `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkResponse) Reset() {
+	*x = ForkResponse{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkResponse) ProtoMessage() {}
+
+func (x *ForkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkResponse.ProtoReflect.Descriptor instead.
+func (*ForkResponse) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ForkResponse) GetResults() []*ForkResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type ForkResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Error         string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"` // an apierr.Error as in a status message; empty: the sandbox is ready
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkResult) Reset() {
+	*x = ForkResult{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkResult) ProtoMessage() {}
+
+func (x *ForkResult) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkResult.ProtoReflect.Descriptor instead.
+func (*ForkResult) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ForkResult) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+func (x *ForkResult) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type RollbackRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	SnapshotId    string                 `protobuf:"bytes,2,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackRequest) Reset() {
+	*x = RollbackRequest{}
+	mi := &file_api_agentpb_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackRequest) ProtoMessage() {}
+
+func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agentpb_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
+func (*RollbackRequest) Descriptor() ([]byte, []int) {
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *RollbackRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *RollbackRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
 type PauseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -743,7 +1331,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[5]
+	mi := &file_api_agentpb_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -755,7 +1343,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[5]
+	mi := &file_api_agentpb_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -768,7 +1356,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{5}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PauseRequest) GetSandboxId() string {
@@ -789,7 +1377,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[6]
+	mi := &file_api_agentpb_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +1389,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[6]
+	mi := &file_api_agentpb_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +1402,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{6}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ResumeRequest) GetSandboxId() string {
@@ -848,7 +1436,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[7]
+	mi := &file_api_agentpb_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -860,7 +1448,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[7]
+	mi := &file_api_agentpb_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -873,7 +1461,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{7}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ResumeResponse) GetSandbox() *Sandbox {
@@ -899,7 +1487,7 @@ type KillRequest struct {
 
 func (x *KillRequest) Reset() {
 	*x = KillRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[8]
+	mi := &file_api_agentpb_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -911,7 +1499,7 @@ func (x *KillRequest) String() string {
 func (*KillRequest) ProtoMessage() {}
 
 func (x *KillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[8]
+	mi := &file_api_agentpb_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -924,7 +1512,7 @@ func (x *KillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillRequest.ProtoReflect.Descriptor instead.
 func (*KillRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{8}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *KillRequest) GetSandboxId() string {
@@ -942,7 +1530,7 @@ type KillResponse struct {
 
 func (x *KillResponse) Reset() {
 	*x = KillResponse{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[9]
+	mi := &file_api_agentpb_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -954,7 +1542,7 @@ func (x *KillResponse) String() string {
 func (*KillResponse) ProtoMessage() {}
 
 func (x *KillResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[9]
+	mi := &file_api_agentpb_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -967,7 +1555,7 @@ func (x *KillResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillResponse.ProtoReflect.Descriptor instead.
 func (*KillResponse) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{9}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{20}
 }
 
 type SetDeadlineRequest struct {
@@ -981,7 +1569,7 @@ type SetDeadlineRequest struct {
 
 func (x *SetDeadlineRequest) Reset() {
 	*x = SetDeadlineRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[10]
+	mi := &file_api_agentpb_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1581,7 @@ func (x *SetDeadlineRequest) String() string {
 func (*SetDeadlineRequest) ProtoMessage() {}
 
 func (x *SetDeadlineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[10]
+	mi := &file_api_agentpb_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1594,7 @@ func (x *SetDeadlineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDeadlineRequest.ProtoReflect.Descriptor instead.
 func (*SetDeadlineRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{10}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SetDeadlineRequest) GetSandboxId() string {
@@ -1039,7 +1627,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[11]
+	mi := &file_api_agentpb_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1051,7 +1639,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[11]
+	mi := &file_api_agentpb_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1064,7 +1652,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{11}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StateRequest) GetSandboxId() string {
@@ -1082,7 +1670,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[12]
+	mi := &file_api_agentpb_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1682,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[12]
+	mi := &file_api_agentpb_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1695,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{12}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{23}
 }
 
 type ListResponse struct {
@@ -1119,7 +1707,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[13]
+	mi := &file_api_agentpb_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1131,7 +1719,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[13]
+	mi := &file_api_agentpb_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1144,7 +1732,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{13}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListResponse) GetSandboxes() []*Sandbox {
@@ -1163,7 +1751,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[14]
+	mi := &file_api_agentpb_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1175,7 +1763,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[14]
+	mi := &file_api_agentpb_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1188,7 +1776,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{14}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WatchRequest) GetSandboxId() string {
@@ -1208,7 +1796,7 @@ type WatchEvent struct {
 
 func (x *WatchEvent) Reset() {
 	*x = WatchEvent{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[15]
+	mi := &file_api_agentpb_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +1808,7 @@ func (x *WatchEvent) String() string {
 func (*WatchEvent) ProtoMessage() {}
 
 func (x *WatchEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[15]
+	mi := &file_api_agentpb_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1233,7 +1821,7 @@ func (x *WatchEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvent.ProtoReflect.Descriptor instead.
 func (*WatchEvent) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{15}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WatchEvent) GetSandbox() *Sandbox {
@@ -1266,7 +1854,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[16]
+	mi := &file_api_agentpb_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1866,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[16]
+	mi := &file_api_agentpb_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1879,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{16}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -1361,7 +1949,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[17]
+	mi := &file_api_agentpb_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1961,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[17]
+	mi := &file_api_agentpb_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1974,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{17}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EventsRequest) GetSandboxId() string {
@@ -1420,7 +2008,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[18]
+	mi := &file_api_agentpb_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +2020,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[18]
+	mi := &file_api_agentpb_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +2033,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{18}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -1471,7 +2059,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[19]
+	mi := &file_api_agentpb_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +2071,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[19]
+	mi := &file_api_agentpb_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +2084,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{19}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ConsoleRequest) GetSandboxId() string {
@@ -1515,7 +2103,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[20]
+	mi := &file_api_agentpb_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +2115,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[20]
+	mi := &file_api_agentpb_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +2128,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{20}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ConsoleResponse) GetTail() []byte {
@@ -1558,7 +2146,7 @@ type TemplatesRequest struct {
 
 func (x *TemplatesRequest) Reset() {
 	*x = TemplatesRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[21]
+	mi := &file_api_agentpb_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1570,7 +2158,7 @@ func (x *TemplatesRequest) String() string {
 func (*TemplatesRequest) ProtoMessage() {}
 
 func (x *TemplatesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[21]
+	mi := &file_api_agentpb_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1583,7 +2171,7 @@ func (x *TemplatesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplatesRequest.ProtoReflect.Descriptor instead.
 func (*TemplatesRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{21}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{32}
 }
 
 type Template struct {
@@ -1602,7 +2190,7 @@ type Template struct {
 
 func (x *Template) Reset() {
 	*x = Template{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[22]
+	mi := &file_api_agentpb_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +2202,7 @@ func (x *Template) String() string {
 func (*Template) ProtoMessage() {}
 
 func (x *Template) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[22]
+	mi := &file_api_agentpb_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +2215,7 @@ func (x *Template) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Template.ProtoReflect.Descriptor instead.
 func (*Template) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{22}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Template) GetTemplateId() string {
@@ -1695,7 +2283,7 @@ type TemplatesResponse struct {
 
 func (x *TemplatesResponse) Reset() {
 	*x = TemplatesResponse{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[23]
+	mi := &file_api_agentpb_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +2295,7 @@ func (x *TemplatesResponse) String() string {
 func (*TemplatesResponse) ProtoMessage() {}
 
 func (x *TemplatesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[23]
+	mi := &file_api_agentpb_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +2308,7 @@ func (x *TemplatesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplatesResponse.ProtoReflect.Descriptor instead.
 func (*TemplatesResponse) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{23}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TemplatesResponse) GetTemplates() []*Template {
@@ -1738,7 +2326,7 @@ type NodeRequest struct {
 
 func (x *NodeRequest) Reset() {
 	*x = NodeRequest{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[24]
+	mi := &file_api_agentpb_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +2338,7 @@ func (x *NodeRequest) String() string {
 func (*NodeRequest) ProtoMessage() {}
 
 func (x *NodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[24]
+	mi := &file_api_agentpb_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +2351,7 @@ func (x *NodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRequest.ProtoReflect.Descriptor instead.
 func (*NodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{24}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{35}
 }
 
 type NodeResponse struct {
@@ -1779,7 +2367,7 @@ type NodeResponse struct {
 
 func (x *NodeResponse) Reset() {
 	*x = NodeResponse{}
-	mi := &file_api_agentpb_agent_proto_msgTypes[25]
+	mi := &file_api_agentpb_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +2379,7 @@ func (x *NodeResponse) String() string {
 func (*NodeResponse) ProtoMessage() {}
 
 func (x *NodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_agentpb_agent_proto_msgTypes[25]
+	mi := &file_api_agentpb_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +2392,7 @@ func (x *NodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeResponse.ProtoReflect.Descriptor instead.
 func (*NodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{25}
+	return file_api_agentpb_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeResponse) GetNodeId() string {
@@ -1894,7 +2482,7 @@ const file_api_agentpb_agent_proto_rawDesc = "" +
 	"generation\x12&\n" +
 	"\x04tier\x18\x12 \x01(\x0e2\x12.torpor.agent.TierR\x04tier\x129\n" +
 	"\vresume_mode\x18\x13 \x01(\x0e2\x18.torpor.agent.ResumeModeR\n" +
-	"resumeMode\"\xd3\x02\n" +
+	"resumeMode\"\xf4\x02\n" +
 	"\rCreateRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
@@ -1903,10 +2491,60 @@ const file_api_agentpb_agent_proto_rawDesc = "" +
 	"\faccess_token\x18\x03 \x01(\tR\vaccessToken\x12C\n" +
 	"\benv_vars\x18\x04 \x03(\v2(.torpor.agent.CreateRequest.EnvVarsEntryR\aenvVars\x12'\n" +
 	"\x0ftimeout_seconds\x18\x05 \x01(\x03R\x0etimeoutSeconds\x125\n" +
-	"\tlifecycle\x18\x06 \x01(\v2\x17.torpor.agent.LifecycleR\tlifecycle\x1a:\n" +
+	"\tlifecycle\x18\x06 \x01(\v2\x17.torpor.agent.LifecycleR\tlifecycle\x12\x1f\n" +
+	"\vsnapshot_id\x18\a \x01(\tR\n" +
+	"snapshotId\x1a:\n" +
 	"\fEnvVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"-\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\x02\n" +
+	"\bSnapshot\x12\x1f\n" +
+	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
+	"snapshotId\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x02 \x01(\tR\tsandboxId\x12\x1f\n" +
+	"\vtemplate_id\x18\x03 \x01(\tR\n" +
+	"templateId\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x04 \x01(\x03R\tcreatedAt\x12\x14\n" +
+	"\x05vcpus\x18\x05 \x01(\rR\x05vcpus\x12!\n" +
+	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\a \x01(\x04R\tdiskBytes\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\b \x01(\x04R\tsizeBytes\x12!\n" +
+	"\fenvd_version\x18\t \x01(\tR\venvdVersion\"W\n" +
+	"\x15SnapshotCreateRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
+	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
+	"snapshotId\"\x15\n" +
+	"\x13SnapshotListRequest\"L\n" +
+	"\x14SnapshotListResponse\x124\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x16.torpor.agent.SnapshotR\tsnapshots\"8\n" +
+	"\x15SnapshotDeleteRequest\x12\x1f\n" +
+	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
+	"snapshotId\"\x18\n" +
+	"\x16SnapshotDeleteResponse\"\x8a\x01\n" +
+	"\vForkRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x123\n" +
+	"\bchildren\x18\x02 \x03(\v2\x17.torpor.agent.ForkChildR\bchildren\x12'\n" +
+	"\x0ftimeout_seconds\x18\x03 \x01(\x03R\x0etimeoutSeconds\"M\n" +
+	"\tForkChild\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12!\n" +
+	"\faccess_token\x18\x02 \x01(\tR\vaccessToken\"B\n" +
+	"\fForkResponse\x122\n" +
+	"\aresults\x18\x01 \x03(\v2\x18.torpor.agent.ForkResultR\aresults\"S\n" +
+	"\n" +
+	"ForkResult\x12/\n" +
+	"\asandbox\x18\x01 \x01(\v2\x15.torpor.agent.SandboxR\asandbox\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"Q\n" +
+	"\x0fRollbackRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
+	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
+	"snapshotId\"-\n" +
 	"\fPauseRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"k\n" +
@@ -2015,7 +2653,7 @@ const file_api_agentpb_agent_proto_rawDesc = "" +
 	"\x12RESUME_MODE_FROZEN\x10\x02\x12\x16\n" +
 	"\x12RESUME_MODE_MEMORY\x10\x03\x12\x18\n" +
 	"\x14RESUME_MODE_PREVIOUS\x10\x04\x12\x14\n" +
-	"\x10RESUME_MODE_COLD\x10\x052\xa3\x06\n" +
+	"\x10RESUME_MODE_COLD\x10\x052\xa7\t\n" +
 	"\x05Agent\x12<\n" +
 	"\x06Create\x12\x1b.torpor.agent.CreateRequest\x1a\x15.torpor.agent.Sandbox\x12:\n" +
 	"\x05Pause\x12\x1a.torpor.agent.PauseRequest\x1a\x15.torpor.agent.Sandbox\x12C\n" +
@@ -2026,7 +2664,12 @@ const file_api_agentpb_agent_proto_rawDesc = "" +
 	"\x04List\x12\x19.torpor.agent.ListRequest\x1a\x1a.torpor.agent.ListResponse\x12?\n" +
 	"\x05Watch\x12\x1a.torpor.agent.WatchRequest\x1a\x18.torpor.agent.WatchEvent0\x01\x12C\n" +
 	"\x06Events\x12\x1b.torpor.agent.EventsRequest\x1a\x1c.torpor.agent.EventsResponse\x12F\n" +
-	"\aConsole\x12\x1c.torpor.agent.ConsoleRequest\x1a\x1d.torpor.agent.ConsoleResponse\x12L\n" +
+	"\aConsole\x12\x1c.torpor.agent.ConsoleRequest\x1a\x1d.torpor.agent.ConsoleResponse\x12M\n" +
+	"\x0eSnapshotCreate\x12#.torpor.agent.SnapshotCreateRequest\x1a\x16.torpor.agent.Snapshot\x12U\n" +
+	"\fSnapshotList\x12!.torpor.agent.SnapshotListRequest\x1a\".torpor.agent.SnapshotListResponse\x12[\n" +
+	"\x0eSnapshotDelete\x12#.torpor.agent.SnapshotDeleteRequest\x1a$.torpor.agent.SnapshotDeleteResponse\x12=\n" +
+	"\x04Fork\x12\x19.torpor.agent.ForkRequest\x1a\x1a.torpor.agent.ForkResponse\x12@\n" +
+	"\bRollback\x12\x1d.torpor.agent.RollbackRequest\x1a\x15.torpor.agent.Sandbox\x12L\n" +
 	"\tTemplates\x12\x1e.torpor.agent.TemplatesRequest\x1a\x1f.torpor.agent.TemplatesResponse\x12=\n" +
 	"\x04Node\x12\x19.torpor.agent.NodeRequest\x1a\x1a.torpor.agent.NodeResponseB\x1cZ\x1atorpor/api/agentpb;agentpbb\x06proto3"
 
@@ -2043,40 +2686,51 @@ func file_api_agentpb_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_api_agentpb_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_api_agentpb_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_api_agentpb_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_api_agentpb_agent_proto_goTypes = []any{
-	(VMState)(0),               // 0: torpor.agent.VMState
-	(EnvdState)(0),             // 1: torpor.agent.EnvdState
-	(Tier)(0),                  // 2: torpor.agent.Tier
-	(ResumeMode)(0),            // 3: torpor.agent.ResumeMode
-	(*VM)(nil),                 // 4: torpor.agent.VM
-	(*Envd)(nil),               // 5: torpor.agent.Envd
-	(*Lifecycle)(nil),          // 6: torpor.agent.Lifecycle
-	(*Sandbox)(nil),            // 7: torpor.agent.Sandbox
-	(*CreateRequest)(nil),      // 8: torpor.agent.CreateRequest
-	(*PauseRequest)(nil),       // 9: torpor.agent.PauseRequest
-	(*ResumeRequest)(nil),      // 10: torpor.agent.ResumeRequest
-	(*ResumeResponse)(nil),     // 11: torpor.agent.ResumeResponse
-	(*KillRequest)(nil),        // 12: torpor.agent.KillRequest
-	(*KillResponse)(nil),       // 13: torpor.agent.KillResponse
-	(*SetDeadlineRequest)(nil), // 14: torpor.agent.SetDeadlineRequest
-	(*StateRequest)(nil),       // 15: torpor.agent.StateRequest
-	(*ListRequest)(nil),        // 16: torpor.agent.ListRequest
-	(*ListResponse)(nil),       // 17: torpor.agent.ListResponse
-	(*WatchRequest)(nil),       // 18: torpor.agent.WatchRequest
-	(*WatchEvent)(nil),         // 19: torpor.agent.WatchEvent
-	(*Event)(nil),              // 20: torpor.agent.Event
-	(*EventsRequest)(nil),      // 21: torpor.agent.EventsRequest
-	(*EventsResponse)(nil),     // 22: torpor.agent.EventsResponse
-	(*ConsoleRequest)(nil),     // 23: torpor.agent.ConsoleRequest
-	(*ConsoleResponse)(nil),    // 24: torpor.agent.ConsoleResponse
-	(*TemplatesRequest)(nil),   // 25: torpor.agent.TemplatesRequest
-	(*Template)(nil),           // 26: torpor.agent.Template
-	(*TemplatesResponse)(nil),  // 27: torpor.agent.TemplatesResponse
-	(*NodeRequest)(nil),        // 28: torpor.agent.NodeRequest
-	(*NodeResponse)(nil),       // 29: torpor.agent.NodeResponse
-	nil,                        // 30: torpor.agent.CreateRequest.EnvVarsEntry
-	nil,                        // 31: torpor.agent.Event.PhasesMsEntry
+	(VMState)(0),                   // 0: torpor.agent.VMState
+	(EnvdState)(0),                 // 1: torpor.agent.EnvdState
+	(Tier)(0),                      // 2: torpor.agent.Tier
+	(ResumeMode)(0),                // 3: torpor.agent.ResumeMode
+	(*VM)(nil),                     // 4: torpor.agent.VM
+	(*Envd)(nil),                   // 5: torpor.agent.Envd
+	(*Lifecycle)(nil),              // 6: torpor.agent.Lifecycle
+	(*Sandbox)(nil),                // 7: torpor.agent.Sandbox
+	(*CreateRequest)(nil),          // 8: torpor.agent.CreateRequest
+	(*Snapshot)(nil),               // 9: torpor.agent.Snapshot
+	(*SnapshotCreateRequest)(nil),  // 10: torpor.agent.SnapshotCreateRequest
+	(*SnapshotListRequest)(nil),    // 11: torpor.agent.SnapshotListRequest
+	(*SnapshotListResponse)(nil),   // 12: torpor.agent.SnapshotListResponse
+	(*SnapshotDeleteRequest)(nil),  // 13: torpor.agent.SnapshotDeleteRequest
+	(*SnapshotDeleteResponse)(nil), // 14: torpor.agent.SnapshotDeleteResponse
+	(*ForkRequest)(nil),            // 15: torpor.agent.ForkRequest
+	(*ForkChild)(nil),              // 16: torpor.agent.ForkChild
+	(*ForkResponse)(nil),           // 17: torpor.agent.ForkResponse
+	(*ForkResult)(nil),             // 18: torpor.agent.ForkResult
+	(*RollbackRequest)(nil),        // 19: torpor.agent.RollbackRequest
+	(*PauseRequest)(nil),           // 20: torpor.agent.PauseRequest
+	(*ResumeRequest)(nil),          // 21: torpor.agent.ResumeRequest
+	(*ResumeResponse)(nil),         // 22: torpor.agent.ResumeResponse
+	(*KillRequest)(nil),            // 23: torpor.agent.KillRequest
+	(*KillResponse)(nil),           // 24: torpor.agent.KillResponse
+	(*SetDeadlineRequest)(nil),     // 25: torpor.agent.SetDeadlineRequest
+	(*StateRequest)(nil),           // 26: torpor.agent.StateRequest
+	(*ListRequest)(nil),            // 27: torpor.agent.ListRequest
+	(*ListResponse)(nil),           // 28: torpor.agent.ListResponse
+	(*WatchRequest)(nil),           // 29: torpor.agent.WatchRequest
+	(*WatchEvent)(nil),             // 30: torpor.agent.WatchEvent
+	(*Event)(nil),                  // 31: torpor.agent.Event
+	(*EventsRequest)(nil),          // 32: torpor.agent.EventsRequest
+	(*EventsResponse)(nil),         // 33: torpor.agent.EventsResponse
+	(*ConsoleRequest)(nil),         // 34: torpor.agent.ConsoleRequest
+	(*ConsoleResponse)(nil),        // 35: torpor.agent.ConsoleResponse
+	(*TemplatesRequest)(nil),       // 36: torpor.agent.TemplatesRequest
+	(*Template)(nil),               // 37: torpor.agent.Template
+	(*TemplatesResponse)(nil),      // 38: torpor.agent.TemplatesResponse
+	(*NodeRequest)(nil),            // 39: torpor.agent.NodeRequest
+	(*NodeResponse)(nil),           // 40: torpor.agent.NodeResponse
+	nil,                            // 41: torpor.agent.CreateRequest.EnvVarsEntry
+	nil,                            // 42: torpor.agent.Event.PhasesMsEntry
 }
 var file_api_agentpb_agent_proto_depIdxs = []int32{
 	0,  // 0: torpor.agent.VM.state:type_name -> torpor.agent.VMState
@@ -2086,43 +2740,57 @@ var file_api_agentpb_agent_proto_depIdxs = []int32{
 	6,  // 4: torpor.agent.Sandbox.lifecycle:type_name -> torpor.agent.Lifecycle
 	2,  // 5: torpor.agent.Sandbox.tier:type_name -> torpor.agent.Tier
 	3,  // 6: torpor.agent.Sandbox.resume_mode:type_name -> torpor.agent.ResumeMode
-	30, // 7: torpor.agent.CreateRequest.env_vars:type_name -> torpor.agent.CreateRequest.EnvVarsEntry
+	41, // 7: torpor.agent.CreateRequest.env_vars:type_name -> torpor.agent.CreateRequest.EnvVarsEntry
 	6,  // 8: torpor.agent.CreateRequest.lifecycle:type_name -> torpor.agent.Lifecycle
-	7,  // 9: torpor.agent.ResumeResponse.sandbox:type_name -> torpor.agent.Sandbox
-	7,  // 10: torpor.agent.ListResponse.sandboxes:type_name -> torpor.agent.Sandbox
-	7,  // 11: torpor.agent.WatchEvent.sandbox:type_name -> torpor.agent.Sandbox
-	31, // 12: torpor.agent.Event.phases_ms:type_name -> torpor.agent.Event.PhasesMsEntry
-	20, // 13: torpor.agent.EventsResponse.events:type_name -> torpor.agent.Event
-	26, // 14: torpor.agent.TemplatesResponse.templates:type_name -> torpor.agent.Template
-	8,  // 15: torpor.agent.Agent.Create:input_type -> torpor.agent.CreateRequest
-	9,  // 16: torpor.agent.Agent.Pause:input_type -> torpor.agent.PauseRequest
-	10, // 17: torpor.agent.Agent.Resume:input_type -> torpor.agent.ResumeRequest
-	12, // 18: torpor.agent.Agent.Kill:input_type -> torpor.agent.KillRequest
-	14, // 19: torpor.agent.Agent.SetDeadline:input_type -> torpor.agent.SetDeadlineRequest
-	15, // 20: torpor.agent.Agent.State:input_type -> torpor.agent.StateRequest
-	16, // 21: torpor.agent.Agent.List:input_type -> torpor.agent.ListRequest
-	18, // 22: torpor.agent.Agent.Watch:input_type -> torpor.agent.WatchRequest
-	21, // 23: torpor.agent.Agent.Events:input_type -> torpor.agent.EventsRequest
-	23, // 24: torpor.agent.Agent.Console:input_type -> torpor.agent.ConsoleRequest
-	25, // 25: torpor.agent.Agent.Templates:input_type -> torpor.agent.TemplatesRequest
-	28, // 26: torpor.agent.Agent.Node:input_type -> torpor.agent.NodeRequest
-	7,  // 27: torpor.agent.Agent.Create:output_type -> torpor.agent.Sandbox
-	7,  // 28: torpor.agent.Agent.Pause:output_type -> torpor.agent.Sandbox
-	11, // 29: torpor.agent.Agent.Resume:output_type -> torpor.agent.ResumeResponse
-	13, // 30: torpor.agent.Agent.Kill:output_type -> torpor.agent.KillResponse
-	7,  // 31: torpor.agent.Agent.SetDeadline:output_type -> torpor.agent.Sandbox
-	7,  // 32: torpor.agent.Agent.State:output_type -> torpor.agent.Sandbox
-	17, // 33: torpor.agent.Agent.List:output_type -> torpor.agent.ListResponse
-	19, // 34: torpor.agent.Agent.Watch:output_type -> torpor.agent.WatchEvent
-	22, // 35: torpor.agent.Agent.Events:output_type -> torpor.agent.EventsResponse
-	24, // 36: torpor.agent.Agent.Console:output_type -> torpor.agent.ConsoleResponse
-	27, // 37: torpor.agent.Agent.Templates:output_type -> torpor.agent.TemplatesResponse
-	29, // 38: torpor.agent.Agent.Node:output_type -> torpor.agent.NodeResponse
-	27, // [27:39] is the sub-list for method output_type
-	15, // [15:27] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	9,  // 9: torpor.agent.SnapshotListResponse.snapshots:type_name -> torpor.agent.Snapshot
+	16, // 10: torpor.agent.ForkRequest.children:type_name -> torpor.agent.ForkChild
+	18, // 11: torpor.agent.ForkResponse.results:type_name -> torpor.agent.ForkResult
+	7,  // 12: torpor.agent.ForkResult.sandbox:type_name -> torpor.agent.Sandbox
+	7,  // 13: torpor.agent.ResumeResponse.sandbox:type_name -> torpor.agent.Sandbox
+	7,  // 14: torpor.agent.ListResponse.sandboxes:type_name -> torpor.agent.Sandbox
+	7,  // 15: torpor.agent.WatchEvent.sandbox:type_name -> torpor.agent.Sandbox
+	42, // 16: torpor.agent.Event.phases_ms:type_name -> torpor.agent.Event.PhasesMsEntry
+	31, // 17: torpor.agent.EventsResponse.events:type_name -> torpor.agent.Event
+	37, // 18: torpor.agent.TemplatesResponse.templates:type_name -> torpor.agent.Template
+	8,  // 19: torpor.agent.Agent.Create:input_type -> torpor.agent.CreateRequest
+	20, // 20: torpor.agent.Agent.Pause:input_type -> torpor.agent.PauseRequest
+	21, // 21: torpor.agent.Agent.Resume:input_type -> torpor.agent.ResumeRequest
+	23, // 22: torpor.agent.Agent.Kill:input_type -> torpor.agent.KillRequest
+	25, // 23: torpor.agent.Agent.SetDeadline:input_type -> torpor.agent.SetDeadlineRequest
+	26, // 24: torpor.agent.Agent.State:input_type -> torpor.agent.StateRequest
+	27, // 25: torpor.agent.Agent.List:input_type -> torpor.agent.ListRequest
+	29, // 26: torpor.agent.Agent.Watch:input_type -> torpor.agent.WatchRequest
+	32, // 27: torpor.agent.Agent.Events:input_type -> torpor.agent.EventsRequest
+	34, // 28: torpor.agent.Agent.Console:input_type -> torpor.agent.ConsoleRequest
+	10, // 29: torpor.agent.Agent.SnapshotCreate:input_type -> torpor.agent.SnapshotCreateRequest
+	11, // 30: torpor.agent.Agent.SnapshotList:input_type -> torpor.agent.SnapshotListRequest
+	13, // 31: torpor.agent.Agent.SnapshotDelete:input_type -> torpor.agent.SnapshotDeleteRequest
+	15, // 32: torpor.agent.Agent.Fork:input_type -> torpor.agent.ForkRequest
+	19, // 33: torpor.agent.Agent.Rollback:input_type -> torpor.agent.RollbackRequest
+	36, // 34: torpor.agent.Agent.Templates:input_type -> torpor.agent.TemplatesRequest
+	39, // 35: torpor.agent.Agent.Node:input_type -> torpor.agent.NodeRequest
+	7,  // 36: torpor.agent.Agent.Create:output_type -> torpor.agent.Sandbox
+	7,  // 37: torpor.agent.Agent.Pause:output_type -> torpor.agent.Sandbox
+	22, // 38: torpor.agent.Agent.Resume:output_type -> torpor.agent.ResumeResponse
+	24, // 39: torpor.agent.Agent.Kill:output_type -> torpor.agent.KillResponse
+	7,  // 40: torpor.agent.Agent.SetDeadline:output_type -> torpor.agent.Sandbox
+	7,  // 41: torpor.agent.Agent.State:output_type -> torpor.agent.Sandbox
+	28, // 42: torpor.agent.Agent.List:output_type -> torpor.agent.ListResponse
+	30, // 43: torpor.agent.Agent.Watch:output_type -> torpor.agent.WatchEvent
+	33, // 44: torpor.agent.Agent.Events:output_type -> torpor.agent.EventsResponse
+	35, // 45: torpor.agent.Agent.Console:output_type -> torpor.agent.ConsoleResponse
+	9,  // 46: torpor.agent.Agent.SnapshotCreate:output_type -> torpor.agent.Snapshot
+	12, // 47: torpor.agent.Agent.SnapshotList:output_type -> torpor.agent.SnapshotListResponse
+	14, // 48: torpor.agent.Agent.SnapshotDelete:output_type -> torpor.agent.SnapshotDeleteResponse
+	17, // 49: torpor.agent.Agent.Fork:output_type -> torpor.agent.ForkResponse
+	7,  // 50: torpor.agent.Agent.Rollback:output_type -> torpor.agent.Sandbox
+	38, // 51: torpor.agent.Agent.Templates:output_type -> torpor.agent.TemplatesResponse
+	40, // 52: torpor.agent.Agent.Node:output_type -> torpor.agent.NodeResponse
+	36, // [36:53] is the sub-list for method output_type
+	19, // [19:36] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_api_agentpb_agent_proto_init() }
@@ -2136,7 +2804,7 @@ func file_api_agentpb_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agentpb_agent_proto_rawDesc), len(file_api_agentpb_agent_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   28,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

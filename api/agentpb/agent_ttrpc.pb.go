@@ -18,6 +18,11 @@ type AgentService interface {
 	Watch(context.Context, *WatchRequest, Agent_WatchServer) error
 	Events(context.Context, *EventsRequest) (*EventsResponse, error)
 	Console(context.Context, *ConsoleRequest) (*ConsoleResponse, error)
+	SnapshotCreate(context.Context, *SnapshotCreateRequest) (*Snapshot, error)
+	SnapshotList(context.Context, *SnapshotListRequest) (*SnapshotListResponse, error)
+	SnapshotDelete(context.Context, *SnapshotDeleteRequest) (*SnapshotDeleteResponse, error)
+	Fork(context.Context, *ForkRequest) (*ForkResponse, error)
+	Rollback(context.Context, *RollbackRequest) (*Sandbox, error)
 	Templates(context.Context, *TemplatesRequest) (*TemplatesResponse, error)
 	Node(context.Context, *NodeRequest) (*NodeResponse, error)
 }
@@ -101,6 +106,41 @@ func RegisterAgentService(srv *ttrpc.Server, svc AgentService) {
 				}
 				return svc.Console(ctx, &req)
 			},
+			"SnapshotCreate": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SnapshotCreateRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.SnapshotCreate(ctx, &req)
+			},
+			"SnapshotList": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SnapshotListRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.SnapshotList(ctx, &req)
+			},
+			"SnapshotDelete": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req SnapshotDeleteRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.SnapshotDelete(ctx, &req)
+			},
+			"Fork": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ForkRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Fork(ctx, &req)
+			},
+			"Rollback": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req RollbackRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Rollback(ctx, &req)
+			},
 			"Templates": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req TemplatesRequest
 				if err := unmarshal(&req); err != nil {
@@ -143,6 +183,11 @@ type AgentClient interface {
 	Watch(context.Context, *WatchRequest) (Agent_WatchClient, error)
 	Events(context.Context, *EventsRequest) (*EventsResponse, error)
 	Console(context.Context, *ConsoleRequest) (*ConsoleResponse, error)
+	SnapshotCreate(context.Context, *SnapshotCreateRequest) (*Snapshot, error)
+	SnapshotList(context.Context, *SnapshotListRequest) (*SnapshotListResponse, error)
+	SnapshotDelete(context.Context, *SnapshotDeleteRequest) (*SnapshotDeleteResponse, error)
+	Fork(context.Context, *ForkRequest) (*ForkResponse, error)
+	Rollback(context.Context, *RollbackRequest) (*Sandbox, error)
 	Templates(context.Context, *TemplatesRequest) (*TemplatesResponse, error)
 	Node(context.Context, *NodeRequest) (*NodeResponse, error)
 }
@@ -253,6 +298,46 @@ func (c *agentClient) Events(ctx context.Context, req *EventsRequest) (*EventsRe
 func (c *agentClient) Console(ctx context.Context, req *ConsoleRequest) (*ConsoleResponse, error) {
 	var resp ConsoleResponse
 	if err := c.client.Call(ctx, "torpor.agent.Agent", "Console", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) SnapshotCreate(ctx context.Context, req *SnapshotCreateRequest) (*Snapshot, error) {
+	var resp Snapshot
+	if err := c.client.Call(ctx, "torpor.agent.Agent", "SnapshotCreate", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) SnapshotList(ctx context.Context, req *SnapshotListRequest) (*SnapshotListResponse, error) {
+	var resp SnapshotListResponse
+	if err := c.client.Call(ctx, "torpor.agent.Agent", "SnapshotList", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) SnapshotDelete(ctx context.Context, req *SnapshotDeleteRequest) (*SnapshotDeleteResponse, error) {
+	var resp SnapshotDeleteResponse
+	if err := c.client.Call(ctx, "torpor.agent.Agent", "SnapshotDelete", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) Fork(ctx context.Context, req *ForkRequest) (*ForkResponse, error) {
+	var resp ForkResponse
+	if err := c.client.Call(ctx, "torpor.agent.Agent", "Fork", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *agentClient) Rollback(ctx context.Context, req *RollbackRequest) (*Sandbox, error) {
+	var resp Sandbox
+	if err := c.client.Call(ctx, "torpor.agent.Agent", "Rollback", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

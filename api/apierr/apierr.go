@@ -174,16 +174,29 @@ func ToStatus(err error) error {
 	if err == nil {
 		return nil
 	}
-	e := As(err)
-	raw, jsonErr := json.Marshal(e)
-	if jsonErr != nil {
-		return status.Error(codes.Internal, err.Error())
-	}
 	code := codes.Internal
-	if k, ok := kinds[e.Code]; ok {
+	if k, ok := kinds[As(err).Code]; ok {
 		code = k.grpc
 	}
-	return status.Error(code, string(raw))
+	return status.Error(code, Encode(err))
+}
+
+// Encode returns an error as the text that travels in a status message or in a field of an answer. Decode undoes it.
+func Encode(err error) string {
+	raw, jsonErr := json.Marshal(As(err))
+	if jsonErr != nil {
+		return err.Error()
+	}
+	return string(raw)
+}
+
+// Decode returns the error that Encode made a text of; any other text is the message of an internal error.
+func Decode(text string) *Error {
+	var e Error
+	if json.Unmarshal([]byte(text), &e) != nil || e.Code == "" {
+		return New(Internal, "%s", text)
+	}
+	return &e
 }
 
 // FromStatus undoes ToStatus on an error that came over ttrpc. An error of another origin is returned as it is.

@@ -24,10 +24,12 @@ const Template = "base"
 
 // Agent is the fake. Its exported fields may be set before it is used.
 type Agent struct {
-	Socket string
+	Socket       string
+	FailChildren map[int]error // of every fork, by number
 
 	mu        sync.Mutex
 	sandboxes map[string]*agentpb.Sandbox
+	snapshots map[string]*agentpb.Snapshot
 	killed    map[string]bool
 	events    map[string][]*agentpb.Event
 	fail      map[string]error
@@ -61,7 +63,7 @@ func Start(t testing.TB) *Agent {
 // New returns a fake agent that does not serve yet.
 func New(socket string) *Agent {
 	return &Agent{
-		Socket: socket, sandboxes: map[string]*agentpb.Sandbox{}, killed: map[string]bool{}, fail: map[string]error{},
+		Socket: socket, sandboxes: map[string]*agentpb.Sandbox{}, snapshots: map[string]*agentpb.Snapshot{}, killed: map[string]bool{}, fail: map[string]error{},
 		events: map[string][]*agentpb.Event{}, watchers: map[chan *agentpb.WatchEvent]string{},
 	}
 }

@@ -46,8 +46,11 @@ func (s service) Create(_ context.Context, r *agentpb.CreateRequest) (*agentpb.S
 	if err != nil {
 		return nil, err
 	}
+	if r.SnapshotId != "" && s.snapshots[r.SnapshotId] == nil {
+		return nil, apierr.ToStatus(apierr.New(apierr.NotFound, "snapshot %q not found", r.SnapshotId))
+	}
 	sb := Ready(r.SandboxId, time.Duration(r.TimeoutSeconds)*time.Second)
-	sb.Lifecycle = r.Lifecycle
+	sb.Lifecycle, sb.TemplateId = r.Lifecycle, r.TemplateId
 	s.sandboxes[r.SandboxId] = sb
 	s.events[r.SandboxId] = []*agentpb.Event{
 		{Seq: 1, At: sb.CreatedAt, Type: "vm", From: "creating", To: "running", Reason: "created", Incarnation: 1, PhasesMs: map[string]float64{"restore": 12.5}},
