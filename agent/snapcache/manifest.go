@@ -41,19 +41,20 @@ func (e *PartError) Is(target error) bool { return target == ErrCorrupt }
 // Manifest says what a snapshot is made of and what it can be restored on.
 type Manifest struct {
 	Version     int       `json:"version"`
-	Kind        string    `json:"kind"`        // template | generation
-	Owner       string    `json:"owner"`       // template id, or sandbox id
-	Generation  uint64    `json:"generation"`  // 0 for a template
-	Incarnation uint64    `json:"incarnation"` // in which it was taken
-	Parent      string    `json:"parent"`      // digest of the template whose memory and disk it builds on; of itself for a template
-	Image       string    `json:"image"`       // digest of the image set below everything
-	Layers      []string  `json:"layers"`      // own disk layers, oldest first
-	VCPUs       uint32    `json:"vcpus"`       //
-	MemoryBytes uint64    `json:"memoryBytes"` //
-	DiskBytes   uint64    `json:"diskBytes"`   // virtual size
-	EnvdVersion string    `json:"envdVersion"` //
-	CreatedAt   time.Time `json:"createdAt"`   //
-	Files       []File    `json:"files"`       // filled by Publish
+	Kind        string    `json:"kind"`               // template | generation | kept (by request) | fork (for the children of one)
+	Owner       string    `json:"owner"`              // template id, or sandbox id
+	Template    string    `json:"template,omitempty"` // kept, fork: what the sandbox is said to be made from
+	Generation  uint64    `json:"generation"`         // 0 for a template
+	Incarnation uint64    `json:"incarnation"`        // in which it was taken
+	Parent      string    `json:"parent"`             // digest of the template whose memory and disk it builds on; of itself for a template
+	Image       string    `json:"image"`              // digest of the image set below everything
+	Layers      []string  `json:"layers"`             // own disk layers, oldest first
+	VCPUs       uint32    `json:"vcpus"`              //
+	MemoryBytes uint64    `json:"memoryBytes"`        //
+	DiskBytes   uint64    `json:"diskBytes"`          // virtual size
+	EnvdVersion string    `json:"envdVersion"`        //
+	CreatedAt   time.Time `json:"createdAt"`          //
+	Files       []File    `json:"files"`              // filled by Publish
 }
 
 // File is one file of a snapshot.

@@ -12,15 +12,20 @@ const tmpSuffix = ".tmp"
 
 // Draft is a snapshot in the making.
 type Draft struct {
-	final string
-	tmp   string
+	final  string
+	tmp    string
+	known  map[string]File // linked files, by name
+	layers map[string]bool // linked disk layers, by name
 	// cut is called after each step of Publish with the step's name; an error is what a crash there would be. Tests set it.
 	cut func(step string) error
 }
 
 // Begin makes an empty draft of the snapshot dir. A draft of the same name that was left behind is removed.
 func Begin(dir string) (*Draft, error) {
-	d := &Draft{final: dir, tmp: dir + tmpSuffix, cut: func(string) error { return nil }}
+	d := &Draft{
+		final: dir, tmp: dir + tmpSuffix, known: map[string]File{}, layers: map[string]bool{},
+		cut: func(string) error { return nil },
+	}
 	switch _, err := readManifest(dir); {
 	case err == nil || errors.Is(err, ErrVersion):
 		return nil, fmt.Errorf("begin snapshot %s: %w", filepath.Base(dir), ErrExists)
@@ -95,9 +100,14 @@ func (d *Draft) seal() ([]File, error) {
 	}
 	var files []File
 	for _, e := range entries {
-		file, err := sealFile(filepath.Join(d.tmp, e.Name()))
-		if err != nil {
-			return nil, fmt.Errorf("seal %s: %w", e.Name(), err)
+		if d.layers[e.Name()] {
+			continue
+		}
+		file, ok := d.known[e.Name()]
+		if !ok {
+			if file, err = sealFile(filepath.Join(d.tmp, e.Name())); err != nil {
+				return nil, fmt.Errorf("seal %s: %w", e.Name(), err)
+			}
 		}
 		files = append(files, file)
 		if err := d.cut("seal " + e.Name()); err != nil {
