@@ -63,6 +63,7 @@ func TestCallsWithoutAMachine(t *testing.T) {
 		"Pause":        func() error { _, err := c.Pause(ctx, &vmmpb.PauseRequest{}); return err },
 		"Resume":       func() error { _, err := c.Resume(ctx, &vmmpb.ResumeRequest{}); return err },
 		"Save":         func() error { _, err := c.Save(ctx, &vmmpb.SaveRequest{}); return err },
+		"Checkpoint":   func() error { _, err := c.Checkpoint(ctx, &vmmpb.CheckpointRequest{}); return err },
 		"Wait":         func() error { _, err := c.Wait(ctx, &vmmpb.WaitRequest{}); return err },
 		"SetBalloon":   func() error { _, err := c.SetBalloon(ctx, &vmmpb.SetBalloonRequest{}); return err },
 		"BalloonStats": func() error { _, err := c.BalloonStats(ctx, &vmmpb.BalloonStatsRequest{}); return err },
@@ -110,7 +111,7 @@ func FuzzControl(f *testing.F) {
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1, 1, 0}, uint8(5))
 	f.Add([]byte{0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f}, uint8(6))
 	c := dialTest(f, path)
-	methods := []string{"Restore", "Pause", "Resume", "Save", "Status", "SetBalloon", "BalloonStats"}
+	methods := []string{"Restore", "Pause", "Resume", "Save", "Checkpoint", "Status", "SetBalloon", "BalloonStats"}
 	f.Fuzz(func(t *testing.T, raw []byte, method uint8) {
 		body, err := proto.Marshal(&ttrpc.Request{Service: "torpor.vmm.VMM", Method: methods[int(method)%len(methods)], Payload: raw})
 		if err != nil {

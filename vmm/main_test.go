@@ -265,6 +265,15 @@ func wholeLife(t *testing.T, command func(*testing.T) *exec.Cmd) {
 		t.Fatal(err)
 	}
 	parks(t, p.vsock)
+	if err := cow.Create(in("next"), 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := p.Checkpoint(p.ctx(), &vmmpb.CheckpointRequest{
+		Kind: vmmpb.SaveKind_SAVE_KIND_DIFF, State: p.send(in("state1"), create), Memory: p.send(in("diff1"), create),
+		Tops: []string{p.send(in("next"), os.O_RDWR)},
+	}); err != nil || r.StoppedUs == 0 {
+		t.Fatalf("%v, %v", r, err)
+	}
 	if _, err := p.Pause(p.ctx(), &vmmpb.PauseRequest{}); err != nil {
 		t.Fatal(err)
 	}
@@ -274,12 +283,14 @@ func wholeLife(t *testing.T, command func(*testing.T) *exec.Cmd) {
 		t.Fatal(err)
 	}
 	p.quit()
-	state, err := snapshot.ReadState(in("state2"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(snapshot.VerifyMemory(in("mem"), state), snapshot.VerifyDiff(in("diff"), state)); err != nil {
-		t.Error(err)
+	for name, diff := range map[string]string{"state1": "diff1", "state2": "diff"} {
+		state, err := snapshot.ReadState(in(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(snapshot.VerifyMemory(in("mem"), state), snapshot.VerifyDiff(in(diff), state)); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -191,12 +191,9 @@ func (s *server) Save(_ context.Context, r *vmmpb.SaveRequest) (*vmmpb.SaveRespo
 	if err != nil {
 		return nil, err
 	}
-	kinds := map[vmmpb.SaveKind]snapshot.MemoryKind{
-		vmmpb.SaveKind_SAVE_KIND_FULL: snapshot.Full, vmmpb.SaveKind_SAVE_KIND_DIFF: snapshot.Diff,
-	}
-	kind, ok := kinds[r.GetKind()]
-	if !ok {
-		return nil, apierr.ToStatus(apierr.New(apierr.BadRequest, "kind must be full or diff"))
+	kind, err := memoryKind(r.GetKind())
+	if err != nil {
+		return nil, err
 	}
 	c := claims{from: s.inbox}
 	state, memory := c.file(r.GetState()), c.file(r.GetMemory())
@@ -210,10 +207,53 @@ func (s *server) Save(_ context.Context, r *vmmpb.SaveRequest) (*vmmpb.SaveRespo
 	}
 	s.log.Info().Dur("took", time.Since(start)).Uint64("data", saved.DataPages).Uint64("zero", saved.ZeroPages).
 		Uint64("elided", saved.ElidedPages).Uint64("bytes", saved.MemoryBytes).Msg("saved")
+	return saveResponse(saved), nil
+}
+
+// Checkpoint implements vmmpb.VMMService.
+func (s *server) Checkpoint(_ context.Context, r *vmmpb.CheckpointRequest) (*vmmpb.CheckpointResponse, error) {
+	m, err := s.existing()
+	if err != nil {
+		return nil, err
+	}
+	kind, err := memoryKind(r.GetKind())
+	if err != nil {
+		return nil, err
+	}
+	c := claims{from: s.inbox}
+	to := machine.Checkpoint{Kind: kind, State: c.file(r.GetState()), Memory: c.file(r.GetMemory())}
+	for _, top := range r.GetTops() {
+		to.Tops = append(to.Tops, c.file(top))
+	}
+	if err := c.check(); err != nil {
+		return nil, status(err)
+	}
+	start := time.Now()
+	saved, stopped, err := m.Checkpoint(to)
+	if err != nil {
+		return nil, status(err)
+	}
+	s.log.Info().Dur("took", time.Since(start)).Dur("stopped", stopped).Uint64("data", saved.DataPages).Uint64("zero", saved.ZeroPages).
+		Uint64("elided", saved.ElidedPages).Uint64("bytes", saved.MemoryBytes).Msg("checkpointed")
+	return &vmmpb.CheckpointResponse{Saved: saveResponse(saved), StoppedUs: uint64(stopped.Microseconds())}, nil
+}
+
+// memoryKind is what a request wants saved of memory.
+func memoryKind(k vmmpb.SaveKind) (snapshot.MemoryKind, error) {
+	kind, ok := map[vmmpb.SaveKind]snapshot.MemoryKind{
+		vmmpb.SaveKind_SAVE_KIND_FULL: snapshot.Full, vmmpb.SaveKind_SAVE_KIND_DIFF: snapshot.Diff,
+	}[k]
+	if !ok {
+		return 0, apierr.ToStatus(apierr.New(apierr.BadRequest, "kind must be full or diff"))
+	}
+	return kind, nil
+}
+
+func saveResponse(saved machine.Saved) *vmmpb.SaveResponse {
 	return &vmmpb.SaveResponse{
 		StateBytes: saved.StateBytes, MemoryBytes: saved.MemoryBytes,
 		PagesData: saved.DataPages, PagesZero: saved.ZeroPages, PagesElided: saved.ElidedPages,
-	}, nil
+	}
 }
 
 // Status implements vmmpb.VMMService.
@@ -263,8 +303,10 @@ func status(err error) error {
 	switch {
 	case errors.Is(err, machine.ErrConfig), errors.Is(err, loader.ErrKernel), errors.Is(err, fdpass.ErrNotHeld):
 		code = apierr.BadRequest
-	case errors.Is(err, machine.ErrNotPaused), errors.Is(err, machine.ErrNoBalloon):
+	case errors.Is(err, machine.ErrNotPaused), errors.Is(err, machine.ErrNotRunning), errors.Is(err, machine.ErrNoBalloon):
 		code = apierr.BadRequest
+	case errors.Is(err, machine.ErrCheckpoint):
+		code = apierr.Busy
 	case errors.Is(err, virtio.ErrNoStatistics):
 		code = apierr.NotReady
 	case errors.Is(err, machine.ErrEnded):

@@ -306,6 +306,18 @@ func (v *fakeVM) Save(ctx context.Context, r *vmmpb.SaveRequest) (*vmmpb.SaveRes
 	return &vmmpb.SaveResponse{}, err
 }
 
+func (v *fakeVM) Checkpoint(ctx context.Context, r *vmmpb.CheckpointRequest) (*vmmpb.CheckpointResponse, error) {
+	err := v.in(ctx, "checkpoint", []string{"running"}, func() error {
+		for _, top := range r.Tops {
+			if _, err := os.Stat(top); err != nil {
+				return err
+			}
+		}
+		return errors.Join(os.WriteFile(r.State, []byte("state"), 0o600), os.WriteFile(r.Memory, []byte(v.p.memory), 0o600))
+	})
+	return &vmmpb.CheckpointResponse{Saved: &vmmpb.SaveResponse{}}, err
+}
+
 func (v *fakeVM) Status(ctx context.Context, _ *vmmpb.StatusRequest) (*vmmpb.StatusResponse, error) {
 	v.w.mu.Lock()
 	defer v.w.mu.Unlock()

@@ -78,6 +78,31 @@ func (p *Process) Save(ctx context.Context, r *vmmpb.SaveRequest) (_ *vmmpb.Save
 	return p.VMMService.Save(ctx, r)
 }
 
+// Checkpoint is that of vmmpb.VMMService, but the request names files by their paths. Those of state and memory are made: they
+// must not exist, and on error they are gone again. The new tops exist, and stay whatever comes of it.
+func (p *Process) Checkpoint(ctx context.Context, r *vmmpb.CheckpointRequest) (_ *vmmpb.CheckpointResponse, err error) {
+	r = proto.CloneOf(r)
+	h, err := p.handOver(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.removeMade())
+		}
+	}()
+	h.send(&r.State, os.O_CREATE|os.O_EXCL|os.O_RDWR)
+	h.send(&r.Memory, os.O_CREATE|os.O_EXCL|os.O_RDWR)
+	for i := range r.Tops {
+		h.send(&r.Tops[i], os.O_RDWR)
+	}
+	if h.err != nil {
+		return nil, h.err
+	}
+	return p.VMMService.Checkpoint(ctx, r)
+}
+
 // handover is the files of one call on their way to the process.
 type handover struct {
 	ctx  context.Context

@@ -94,6 +94,34 @@ func TestSaveMakesItsFiles(t *testing.T) {
 	}
 }
 
+func TestCheckpointMakesItsFilesAndWritesTops(t *testing.T) {
+	p := start(t, supervisor(t), "i1")
+	in := dirOf(t, "top1", "top2")
+	r := &vmmpb.CheckpointRequest{Kind: vmmpb.SaveKind_SAVE_KIND_DIFF, State: in("state"), Memory: in("memory"), Tops: []string{in("top1"), in("top2")}}
+	if _, err := p.Checkpoint(bounded(t), r); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"state", "memory"} {
+		if text, err := os.ReadFile(in(name)); err != nil || string(text) != "saved" {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+	}
+	for _, name := range []string{"top1", "top2"} {
+		if text, err := os.ReadFile(in(name)); err != nil || !strings.HasPrefix(string(text), "saved") {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+	}
+	r.Kind, r.State, r.Memory = vmmpb.SaveKind_SAVE_KIND_UNSPECIFIED, in("a"), in("b")
+	if _, err := p.Checkpoint(bounded(t), r); !errors.Is(err, &apierr.Error{Code: apierr.DiskFull}) {
+		t.Errorf("a checkpoint that fails: %v", err)
+	}
+	for name, there := range map[string]bool{"a": false, "b": false, "top1": true, "top2": true} {
+		if _, err := os.Stat(in(name)); (err == nil) != there {
+			t.Errorf("after a failed checkpoint: %s: %v", name, err)
+		}
+	}
+}
+
 func TestFileNames(t *testing.T) {
 	for _, path := range []string{"/a/b", "/", "", "/x/\x00 \n\u00e4", "/" + strings.Repeat("long", 100)} {
 		if name := fileName(1<<63, path); len(name) < 1 || len(name) > fdpass.MaxName || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {

@@ -60,7 +60,7 @@ func (s *Supervisor) End(ctx context.Context, id Identity) error {
 func (s *Supervisor) Scan() ([]Found, error) { return scan(s.RunDir) }
 
 // Process is one living (or ended) torpor-vmm and the connection to it. Its calls answer *apierr.Error for what the VMM
-// refused; transport errors pass as they are. In the requests of Boot, Restore and Save files are paths.
+// refused; transport errors pass as they are. In the requests of Boot, Restore, Save and Checkpoint files are paths.
 type Process struct {
 	vmmpb.VMMService
 	identity Identity

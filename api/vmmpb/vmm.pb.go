@@ -1098,6 +1098,129 @@ func (x *SaveResponse) GetPagesElided() uint64 {
 	return 0
 }
 
+type CheckpointRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	State  string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`   // file: empty, open for reading and writing
+	Memory string                 `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"` // file: empty, open for reading and writing
+	// Files: an empty layer for each disk that can be written, in the order of the disks, open for reading and writing. What the
+	// snapshot consists of is the base and all layers up to the top there was. Whoever keeps the list of layers must have recorded
+	// the new ones before.
+	Tops          []string `protobuf:"bytes,3,rep,name=tops,proto3" json:"tops,omitempty"`
+	Kind          SaveKind `protobuf:"varint,5,opt,name=kind,proto3,enum=torpor.vmm.SaveKind" json:"kind,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointRequest) Reset() {
+	*x = CheckpointRequest{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointRequest) ProtoMessage() {}
+
+func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
+func (*CheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *CheckpointRequest) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *CheckpointRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *CheckpointRequest) GetTops() []string {
+	if x != nil {
+		return x.Tops
+	}
+	return nil
+}
+
+func (x *CheckpointRequest) GetKind() SaveKind {
+	if x != nil {
+		return x.Kind
+	}
+	return SaveKind_SAVE_KIND_UNSPECIFIED
+}
+
+type CheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Saved         *SaveResponse          `protobuf:"bytes,1,opt,name=saved,proto3" json:"saved,omitempty"`
+	StoppedUs     uint64                 `protobuf:"varint,2,opt,name=stopped_us,json=stoppedUs,proto3" json:"stopped_us,omitempty"` // how long the vCPUs stood still
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointResponse) Reset() {
+	*x = CheckpointResponse{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointResponse) ProtoMessage() {}
+
+func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
+func (*CheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *CheckpointResponse) GetSaved() *SaveResponse {
+	if x != nil {
+		return x.Saved
+	}
+	return nil
+}
+
+func (x *CheckpointResponse) GetStoppedUs() uint64 {
+	if x != nil {
+		return x.StoppedUs
+	}
+	return 0
+}
+
 type SetBalloonRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TargetBytes   uint64                 `protobuf:"varint,1,opt,name=target_bytes,json=targetBytes,proto3" json:"target_bytes,omitempty"` // rounded down to pages of 4 KiB; at most the guest's memory
@@ -1107,7 +1230,7 @@ type SetBalloonRequest struct {
 
 func (x *SetBalloonRequest) Reset() {
 	*x = SetBalloonRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1119,7 +1242,7 @@ func (x *SetBalloonRequest) String() string {
 func (*SetBalloonRequest) ProtoMessage() {}
 
 func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1132,7 +1255,7 @@ func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBalloonRequest.ProtoReflect.Descriptor instead.
 func (*SetBalloonRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetBalloonRequest) GetTargetBytes() uint64 {
@@ -1150,7 +1273,7 @@ type SetBalloonResponse struct {
 
 func (x *SetBalloonResponse) Reset() {
 	*x = SetBalloonResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1285,7 @@ func (x *SetBalloonResponse) String() string {
 func (*SetBalloonResponse) ProtoMessage() {}
 
 func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1298,7 @@ func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBalloonResponse.ProtoReflect.Descriptor instead.
 func (*SetBalloonResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
 }
 
 type BalloonStatsRequest struct {
@@ -1187,7 +1310,7 @@ type BalloonStatsRequest struct {
 
 func (x *BalloonStatsRequest) Reset() {
 	*x = BalloonStatsRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1199,7 +1322,7 @@ func (x *BalloonStatsRequest) String() string {
 func (*BalloonStatsRequest) ProtoMessage() {}
 
 func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1212,7 +1335,7 @@ func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonStatsRequest.ProtoReflect.Descriptor instead.
 func (*BalloonStatsRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BalloonStatsRequest) GetWaitMs() uint32 {
@@ -1231,7 +1354,7 @@ type BalloonStatsResponse struct {
 
 func (x *BalloonStatsResponse) Reset() {
 	*x = BalloonStatsResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1366,7 @@ func (x *BalloonStatsResponse) String() string {
 func (*BalloonStatsResponse) ProtoMessage() {}
 
 func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1379,7 @@ func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonStatsResponse.ProtoReflect.Descriptor instead.
 func (*BalloonStatsResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *BalloonStatsResponse) GetBalloon() *BalloonState {
@@ -1280,7 +1403,7 @@ type BalloonState struct {
 
 func (x *BalloonState) Reset() {
 	*x = BalloonState{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1415,7 @@ func (x *BalloonState) String() string {
 func (*BalloonState) ProtoMessage() {}
 
 func (x *BalloonState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1428,7 @@ func (x *BalloonState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonState.ProtoReflect.Descriptor instead.
 func (*BalloonState) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *BalloonState) GetTargetBytes() uint64 {
@@ -1351,7 +1474,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1363,7 +1486,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1376,7 +1499,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
 }
 
 type StatusResponse struct {
@@ -1395,7 +1518,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +1530,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +1543,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StatusResponse) GetState() string {
@@ -1487,7 +1610,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1622,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1635,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{27}
 }
 
 type WaitResponse struct {
@@ -1526,7 +1649,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1661,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1674,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{26}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WaitResponse) GetReason() string {
@@ -1583,7 +1706,7 @@ type QuitRequest struct {
 
 func (x *QuitRequest) Reset() {
 	*x = QuitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1718,7 @@ func (x *QuitRequest) String() string {
 func (*QuitRequest) ProtoMessage() {}
 
 func (x *QuitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1731,7 @@ func (x *QuitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitRequest.ProtoReflect.Descriptor instead.
 func (*QuitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{27}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{29}
 }
 
 type QuitResponse struct {
@@ -1619,7 +1742,7 @@ type QuitResponse struct {
 
 func (x *QuitResponse) Reset() {
 	*x = QuitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1754,7 @@ func (x *QuitResponse) String() string {
 func (*QuitResponse) ProtoMessage() {}
 
 func (x *QuitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1767,7 @@ func (x *QuitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitResponse.ProtoReflect.Descriptor instead.
 func (*QuitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{28}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{30}
 }
 
 var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
@@ -1723,7 +1846,16 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"pages_data\x18\x03 \x01(\x04R\tpagesData\x12\x1d\n" +
 	"\n" +
 	"pages_zero\x18\x04 \x01(\x04R\tpagesZero\x12!\n" +
-	"\fpages_elided\x18\x05 \x01(\x04R\vpagesElided\"6\n" +
+	"\fpages_elided\x18\x05 \x01(\x04R\vpagesElided\"\x7f\n" +
+	"\x11CheckpointRequest\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x12\n" +
+	"\x04tops\x18\x03 \x03(\tR\x04tops\x12(\n" +
+	"\x04kind\x18\x05 \x01(\x0e2\x14.torpor.vmm.SaveKindR\x04kind\"c\n" +
+	"\x12CheckpointResponse\x12.\n" +
+	"\x05saved\x18\x01 \x01(\v2\x18.torpor.vmm.SaveResponseR\x05saved\x12\x1d\n" +
+	"\n" +
+	"stopped_us\x18\x02 \x01(\x04R\tstoppedUs\"6\n" +
 	"\x11SetBalloonRequest\x12!\n" +
 	"\ftarget_bytes\x18\x01 \x01(\x04R\vtargetBytes\"\x14\n" +
 	"\x12SetBalloonResponse\".\n" +
@@ -1766,13 +1898,15 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\bSaveKind\x12\x19\n" +
 	"\x15SAVE_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSAVE_KIND_FULL\x10\x01\x12\x12\n" +
-	"\x0eSAVE_KIND_DIFF\x10\x022\x95\x05\n" +
+	"\x0eSAVE_KIND_DIFF\x10\x022\xe2\x05\n" +
 	"\x03VMM\x129\n" +
 	"\x04Boot\x12\x17.torpor.vmm.BootRequest\x1a\x18.torpor.vmm.BootResponse\x12B\n" +
 	"\aRestore\x12\x1a.torpor.vmm.RestoreRequest\x1a\x1b.torpor.vmm.RestoreResponse\x12<\n" +
 	"\x05Pause\x12\x18.torpor.vmm.PauseRequest\x1a\x19.torpor.vmm.PauseResponse\x12?\n" +
 	"\x06Resume\x12\x19.torpor.vmm.ResumeRequest\x1a\x1a.torpor.vmm.ResumeResponse\x129\n" +
 	"\x04Save\x12\x17.torpor.vmm.SaveRequest\x1a\x18.torpor.vmm.SaveResponse\x12K\n" +
+	"\n" +
+	"Checkpoint\x12\x1d.torpor.vmm.CheckpointRequest\x1a\x1e.torpor.vmm.CheckpointResponse\x12K\n" +
 	"\n" +
 	"SetBalloon\x12\x1d.torpor.vmm.SetBalloonRequest\x1a\x1e.torpor.vmm.SetBalloonResponse\x12Q\n" +
 	"\fBalloonStats\x12\x1f.torpor.vmm.BalloonStatsRequest\x1a .torpor.vmm.BalloonStatsResponse\x12?\n" +
@@ -1793,7 +1927,7 @@ func file_api_vmmpb_vmm_proto_rawDescGZIP() []byte {
 }
 
 var file_api_vmmpb_vmm_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_api_vmmpb_vmm_proto_goTypes = []any{
 	(SaveKind)(0),                // 0: torpor.vmm.SaveKind
 	(*Machine)(nil),              // 1: torpor.vmm.Machine
@@ -1814,18 +1948,20 @@ var file_api_vmmpb_vmm_proto_goTypes = []any{
 	(*ResumeResponse)(nil),       // 16: torpor.vmm.ResumeResponse
 	(*SaveRequest)(nil),          // 17: torpor.vmm.SaveRequest
 	(*SaveResponse)(nil),         // 18: torpor.vmm.SaveResponse
-	(*SetBalloonRequest)(nil),    // 19: torpor.vmm.SetBalloonRequest
-	(*SetBalloonResponse)(nil),   // 20: torpor.vmm.SetBalloonResponse
-	(*BalloonStatsRequest)(nil),  // 21: torpor.vmm.BalloonStatsRequest
-	(*BalloonStatsResponse)(nil), // 22: torpor.vmm.BalloonStatsResponse
-	(*BalloonState)(nil),         // 23: torpor.vmm.BalloonState
-	(*StatusRequest)(nil),        // 24: torpor.vmm.StatusRequest
-	(*StatusResponse)(nil),       // 25: torpor.vmm.StatusResponse
-	(*WaitRequest)(nil),          // 26: torpor.vmm.WaitRequest
-	(*WaitResponse)(nil),         // 27: torpor.vmm.WaitResponse
-	(*QuitRequest)(nil),          // 28: torpor.vmm.QuitRequest
-	(*QuitResponse)(nil),         // 29: torpor.vmm.QuitResponse
-	nil,                          // 30: torpor.vmm.BalloonState.StatsEntry
+	(*CheckpointRequest)(nil),    // 19: torpor.vmm.CheckpointRequest
+	(*CheckpointResponse)(nil),   // 20: torpor.vmm.CheckpointResponse
+	(*SetBalloonRequest)(nil),    // 21: torpor.vmm.SetBalloonRequest
+	(*SetBalloonResponse)(nil),   // 22: torpor.vmm.SetBalloonResponse
+	(*BalloonStatsRequest)(nil),  // 23: torpor.vmm.BalloonStatsRequest
+	(*BalloonStatsResponse)(nil), // 24: torpor.vmm.BalloonStatsResponse
+	(*BalloonState)(nil),         // 25: torpor.vmm.BalloonState
+	(*StatusRequest)(nil),        // 26: torpor.vmm.StatusRequest
+	(*StatusResponse)(nil),       // 27: torpor.vmm.StatusResponse
+	(*WaitRequest)(nil),          // 28: torpor.vmm.WaitRequest
+	(*WaitResponse)(nil),         // 29: torpor.vmm.WaitResponse
+	(*QuitRequest)(nil),          // 30: torpor.vmm.QuitRequest
+	(*QuitResponse)(nil),         // 31: torpor.vmm.QuitResponse
+	nil,                          // 32: torpor.vmm.BalloonState.StatsEntry
 }
 var file_api_vmmpb_vmm_proto_depIdxs = []int32{
 	2,  // 0: torpor.vmm.Machine.disks:type_name -> torpor.vmm.Disk
@@ -1839,34 +1975,38 @@ var file_api_vmmpb_vmm_proto_depIdxs = []int32{
 	1,  // 8: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
 	1,  // 9: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
 	0,  // 10: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
-	23, // 11: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
-	30, // 12: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
-	23, // 13: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
-	9,  // 14: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
-	11, // 15: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
-	13, // 16: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
-	15, // 17: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
-	17, // 18: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
-	19, // 19: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
-	21, // 20: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
-	24, // 21: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
-	26, // 22: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
-	28, // 23: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
-	10, // 24: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
-	12, // 25: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
-	14, // 26: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
-	16, // 27: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
-	18, // 28: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
-	20, // 29: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
-	22, // 30: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
-	25, // 31: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
-	27, // 32: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
-	29, // 33: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
-	24, // [24:34] is the sub-list for method output_type
-	14, // [14:24] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	0,  // 11: torpor.vmm.CheckpointRequest.kind:type_name -> torpor.vmm.SaveKind
+	18, // 12: torpor.vmm.CheckpointResponse.saved:type_name -> torpor.vmm.SaveResponse
+	25, // 13: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
+	32, // 14: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
+	25, // 15: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
+	9,  // 16: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
+	11, // 17: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
+	13, // 18: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
+	15, // 19: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
+	17, // 20: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
+	19, // 21: torpor.vmm.VMM.Checkpoint:input_type -> torpor.vmm.CheckpointRequest
+	21, // 22: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
+	23, // 23: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
+	26, // 24: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
+	28, // 25: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
+	30, // 26: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
+	10, // 27: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
+	12, // 28: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
+	14, // 29: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
+	16, // 30: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
+	18, // 31: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
+	20, // 32: torpor.vmm.VMM.Checkpoint:output_type -> torpor.vmm.CheckpointResponse
+	22, // 33: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
+	24, // 34: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
+	27, // 35: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
+	29, // 36: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
+	31, // 37: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
+	27, // [27:38] is the sub-list for method output_type
+	16, // [16:27] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_api_vmmpb_vmm_proto_init() }
@@ -1880,7 +2020,7 @@ func file_api_vmmpb_vmm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_vmmpb_vmm_proto_rawDesc), len(file_api_vmmpb_vmm_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   30,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -13,6 +13,7 @@ type VMMService interface {
 	Pause(context.Context, *PauseRequest) (*PauseResponse, error)
 	Resume(context.Context, *ResumeRequest) (*ResumeResponse, error)
 	Save(context.Context, *SaveRequest) (*SaveResponse, error)
+	Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error)
 	SetBalloon(context.Context, *SetBalloonRequest) (*SetBalloonResponse, error)
 	BalloonStats(context.Context, *BalloonStatsRequest) (*BalloonStatsResponse, error)
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
@@ -57,6 +58,13 @@ func RegisterVMMService(srv *ttrpc.Server, svc VMMService) {
 					return nil, err
 				}
 				return svc.Save(ctx, &req)
+			},
+			"Checkpoint": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req CheckpointRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Checkpoint(ctx, &req)
 			},
 			"SetBalloon": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req SetBalloonRequest
@@ -142,6 +150,14 @@ func (c *vmmClient) Resume(ctx context.Context, req *ResumeRequest) (*ResumeResp
 func (c *vmmClient) Save(ctx context.Context, req *SaveRequest) (*SaveResponse, error) {
 	var resp SaveResponse
 	if err := c.client.Call(ctx, "torpor.vmm.VMM", "Save", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *vmmClient) Checkpoint(ctx context.Context, req *CheckpointRequest) (*CheckpointResponse, error) {
+	var resp CheckpointResponse
+	if err := c.client.Call(ctx, "torpor.vmm.VMM", "Checkpoint", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -32,8 +32,10 @@ func (s State) String() string { return [...]string{"paused", "running", "ended"
 
 // Errors callers branch on.
 var (
-	ErrEnded     = errors.New("the guest has ended")
-	ErrNotPaused = errors.New("the machine is not paused")
+	ErrEnded      = errors.New("the guest has ended")
+	ErrNotPaused  = errors.New("the machine is not paused")
+	ErrNotRunning = errors.New("the machine is not running")
+	ErrCheckpoint = errors.New("the machine is being checkpointed")
 )
 
 // Machine is one virtual machine.
@@ -61,6 +63,8 @@ type Machine struct {
 	end        End // valid when done is closed
 
 	state atomic.Int32 // a State; written under mu, read anywhere
+
+	checkpointing sync.Mutex // one at a time; taken before mu
 
 	// mu serialises the operations.
 	mu       sync.Mutex

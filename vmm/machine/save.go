@@ -10,6 +10,7 @@ import (
 
 	"torpor/vmm/kvm"
 	"torpor/vmm/snapshot"
+	"torpor/vmm/virtio/mmio"
 	"torpor/vmm/x86"
 )
 
@@ -49,14 +50,15 @@ func (m *Machine) Save(kind snapshot.MemoryKind, state, memory *os.File) (_ Save
 	if err := m.flushLocked(); err != nil {
 		return Saved{}, err
 	}
-	return m.saveLocked(kind, state, memory)
+	s, err := m.stateLocked((*mmio.Transport).Save) // before memory: a device may still write to it
+	if err != nil {
+		return Saved{}, err
+	}
+	return m.writeLocked(kind, s, state, memory)
 }
 
-func (m *Machine) saveLocked(kind snapshot.MemoryKind, stateFile, memoryFile *os.File) (saved Saved, err error) {
-	state, err := m.stateLocked() // before memory: a device may still write to it
-	if err != nil {
-		return saved, err
-	}
+// writeLocked writes memory and then the state that was taken before it.
+func (m *Machine) writeLocked(kind snapshot.MemoryKind, state *snapshot.State, stateFile, memoryFile *os.File) (saved Saved, err error) {
 	state.Memory = snapshot.Memory{Kind: kind, Sums: m.baseSums}
 	if kind == snapshot.Diff {
 		saved, err = m.ram.writeDiff(memoryFile, m.host.pagemap, state.ID)
@@ -102,12 +104,13 @@ func allocated(f *os.File) uint64 {
 	return uint64(st.Blocks) * 512
 }
 
-// stateLocked collects everything but memory. Devices come first: what they still do can reach the interrupt controllers.
-func (m *Machine) stateLocked() (*snapshot.State, error) {
+// stateLocked collects everything but memory. Devices come first: what they still do can reach the interrupt controllers. of is
+// how a device is saved.
+func (m *Machine) stateLocked(of func(*mmio.Transport) ([]byte, error)) (*snapshot.State, error) {
 	s := &snapshot.State{Shape: m.shape, Clock: m.clock}
 	_, _ = rand.Read(s.ID[:]) // never fails (crypto/rand)
 	for _, slot := range m.bus.slots {
-		b, err := slot.transport.Save()
+		b, err := of(slot.transport)
 		if err != nil {
 			return nil, fmt.Errorf("save %s: %w", slot.name, err)
 		}

@@ -49,7 +49,7 @@ const (
 // A snapshot ends all connections on both sides: Save tells the guest by a TRANSPORT_RESET event, which is in guest memory
 // before that is saved. From then on, in this machine as in one restored from it, nothing is sent to the guest until it has
 // given the event's buffer back: a new connection cannot be mistaken for an old one. Connections made meanwhile wait.
-// A pause without a snapshot ends nothing.
+// A pause without a snapshot ends nothing, nor does a snapshot by Copy in this machine.
 type Vsock struct {
 	cid      uint64
 	listener *net.UnixListener
@@ -87,7 +87,10 @@ type vsockReply struct {
 	typ uint16
 }
 
-var _ mmio.Device = (*Vsock)(nil)
+var (
+	_ mmio.Device = (*Vsock)(nil)
+	_ mmio.Copier = (*Vsock)(nil)
+)
 
 // NewVsock returns the device. Its clients come over the listener, which is the device's from then on, whatever comes of it. cid
 // is the guest's address, at least 3. Close ends it.
@@ -223,8 +226,21 @@ func (v *Vsock) Save() ([]byte, error) {
 	if err := v.tellResetLocked(); err != nil && !errors.Is(err, virtq.ErrBroken) {
 		return nil, fmt.Errorf("save vsock: %w", err)
 	}
+	return v.stateLocked(v.reset)
+}
+
+// Copy implements mmio.Copier: the connections are ended for a device that loads it, which tells the guest when it resumes.
+func (v *Vsock) Copy() ([]byte, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	reset := v.reset
+	reset.owe()
+	return v.stateLocked(reset)
+}
+
+func (v *Vsock) stateLocked(r transportReset) ([]byte, error) {
 	return binary.Append(nil, binary.LittleEndian, vsockState{
-		vsockStateVersion, flag16(v.reset.owed), flag16(v.reset.awaited), v.reset.seenIdx, v.nextPort,
+		vsockStateVersion, flag16(r.owed), flag16(r.awaited), r.seenIdx, v.nextPort,
 	})
 }
 

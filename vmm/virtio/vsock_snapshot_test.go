@@ -1,9 +1,12 @@
 package virtio
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"testing"
 	"time"
 )
@@ -235,5 +238,58 @@ func TestVsockCloseEndsEverything(t *testing.T) {
 	}
 	for _, c := range []net.Conn{parked, accepted, open, mute, waiting} {
 		g.ended(c)
+	}
+}
+
+// fork is the guest once more, on a device that is loaded with a copy of this one's state. The device must be paused.
+func (g *vsockGuest) fork() *vsockGuest {
+	g.t.Helper()
+	state, err := g.tr.Copy()
+	g.check(err)
+	mem := newMemory(g.t, testMemory)
+	raw := make([]byte, testMemory)
+	g.check(errors.Join(g.mem.ReadAt(raw, 0), mem.WriteAt(raw, 0)))
+	path := tempSocket(g.t)
+	dev := newVsock(g.t, path)
+	d := newDriver(g.t, dev, mem)
+	d.next = g.next
+	for _, q := range g.queues {
+		c := *q
+		c.free, c.chains = slices.Clone(q.free), maps.Clone(q.chains)
+		d.queues = append(d.queues, &c)
+	}
+	g.check(d.tr.Load(state))
+	return &vsockGuest{driver: d, dev: dev, path: path, rx: maps.Clone(g.rx), alloc: g.alloc}
+}
+
+// A copy ends the connections for whoever loads it, and for nobody else.
+func TestVsockCopyLeavesConnections(t *testing.T) {
+	g := newVsockGuest(t)
+	c, h := g.connect(7)
+	for range 3 {
+		g.check(g.tr.Pause())
+		child := g.fork()
+		g.check(g.tr.Resume())
+		if g.resets() != 0 {
+			t.Fatal("the machine that goes on was told that its connections are gone")
+		}
+		fmt.Fprint(c, "still here")
+		if _, p := g.expect(vsockData); string(p) != "still here" {
+			t.Fatalf("the guest reads %q", p)
+		}
+		g.reply(h, vsockData, []byte("so am I"))
+		if got := g.read(c, 7); got != "so am I" {
+			t.Fatalf("the host reads %q", got)
+		}
+
+		early := child.dial()
+		fmt.Fprint(early, "CONNECT 8\n")
+		g.check(child.tr.Resume())
+		if _, n := child.wait(vsockEvent); n != 4 || child.resets() != 0 {
+			t.Fatalf("an event of %d bytes, or more than one", n)
+		}
+		child.silent()
+		child.postEvents(1)
+		child.expect(vsockRequest)
 	}
 }

@@ -47,6 +47,13 @@ type Selective interface {
 	QueuesWith(features uint64) int
 }
 
+// Copier is a Device for which Save has consequences.
+type Copier interface {
+	// Copy is Save for a device that goes on: a device that loads what it returns is in the state that Save would leave, while
+	// this one and guest memory stay as they are.
+	Copy() ([]byte, error)
+}
+
 // Interrupt is how a device reaches its driver. It is safe for concurrent use and never blocks.
 type Interrupt interface {
 	// Used says that a queue has used buffers.

@@ -39,7 +39,17 @@ type savedQueue struct {
 
 // Save returns the whole device: registers, queues and its own state. The device must be paused, and stays so. It may still
 // write to guest memory, so memory is saved after it.
-func (t *Transport) Save() ([]byte, error) {
+func (t *Transport) Save() ([]byte, error) { return t.save(t.dev.Save) }
+
+// Copy is Save for a device that goes on as if nothing had happened. It writes nothing to guest memory.
+func (t *Transport) Copy() ([]byte, error) {
+	if c, ok := t.dev.(Copier); ok {
+		return t.save(c.Copy)
+	}
+	return t.save(t.dev.Save)
+}
+
+func (t *Transport) save(deviceState func() ([]byte, error)) ([]byte, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.paused {
@@ -48,7 +58,7 @@ func (t *Transport) Save() ([]byte, error) {
 	var device []byte
 	if t.queues != nil {
 		var err error
-		if device, err = t.dev.Save(); err != nil {
+		if device, err = deviceState(); err != nil {
 			return nil, fmt.Errorf("save virtio device %d: %w", t.dev.ID(), err)
 		}
 	}
