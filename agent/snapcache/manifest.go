@@ -10,12 +10,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
 
-// Version is the manifest version this program writes. It reads this and older ones.
-const Version = 1
+// Version is the manifest version this program writes. It reads this and older ones: in version 1 a generation had one memory
+// layer, mem.diff, and every file the checksum CRC32C.
+const Version = 2
 
 // The errors of reading a snapshot. Every one is wrapped with the directory and the part concerned.
 var (
@@ -49,6 +51,9 @@ type Manifest struct {
 	Parent      string    `json:"parent"`             // digest of the template whose memory and disk it builds on; of itself for a template
 	Image       string    `json:"image"`              // digest of the image set below everything
 	Layers      []string  `json:"layers"`             // own disk layers, oldest first
+	Base        string    `json:"base,omitempty"`     // file: a flat memory of its own below the layers; empty: the template's
+	Memory      []string  `json:"memory"`             // files: memory layers over the base, oldest first
+	Merged      uint64    `json:"merged,omitempty"`   // the generation whose layers were merged to make this one; it is of the same instant
 	VCPUs       uint32    `json:"vcpus"`              //
 	MemoryBytes uint64    `json:"memoryBytes"`        //
 	DiskBytes   uint64    `json:"diskBytes"`          // virtual size
@@ -57,12 +62,32 @@ type Manifest struct {
 	Files       []File    `json:"files"`              // filled by Publish
 }
 
-// File is one file of a snapshot.
+// File is one file of a snapshot. Exactly one of its sums is set.
 type File struct {
-	Name   string `json:"name"`
-	Size   int64  `json:"size"`
-	CRC32C string `json:"crc32c"` // see checksum
+	Name string `json:"name"`
+	Size int64  `json:"size"`
+	Sum
 }
+
+// Sum is what a file must be. Whoever wrote a file may know it, so that it need not be read again to be published.
+type Sum struct {
+	CRC32C string `json:"crc32c,omitempty"` // see checksum
+	SHA256 string `json:"sha256,omitempty"` // of the whole file
+}
+
+// known reports whether there is exactly one sum.
+func (s Sum) known() bool {
+	n := 0
+	for _, sum := range []string{s.CRC32C, s.SHA256} {
+		if sum != "" {
+			n++
+		}
+	}
+	return n == 1
+}
+
+// oldMemory is the one memory layer of a generation of version 1.
+const oldMemory = "mem.diff"
 
 // manifestName is the file whose presence makes a directory a snapshot.
 const manifestName = "manifest.json"
@@ -102,7 +127,7 @@ func decodeManifest(raw []byte) (Manifest, error) {
 		return Manifest{}, fmt.Errorf("manifest version %d, this program knows up to %d: %w", m.Version, Version, ErrVersion)
 	}
 	for _, f := range m.Files {
-		if !plain(f.Name) || f.Size < 0 {
+		if !plain(f.Name) || f.Size < 0 || !f.known() {
 			return Manifest{}, fmt.Errorf("bad file entry %q", f.Name)
 		}
 	}
@@ -111,7 +136,32 @@ func decodeManifest(raw []byte) (Manifest, error) {
 			return Manifest{}, fmt.Errorf("bad layer name %q", l)
 		}
 	}
-	return m, nil
+	if m.Version < 2 && m.has(oldMemory) {
+		m.Memory = []string{oldMemory}
+	}
+	return m, m.complete()
+}
+
+// complete checks that the memory named is among the files.
+func (m *Manifest) complete() error {
+	for _, name := range m.MemoryFiles() {
+		if !m.has(name) {
+			return fmt.Errorf("memory %q is none of the files", name)
+		}
+	}
+	return nil
+}
+
+func (m *Manifest) has(name string) bool {
+	return slices.ContainsFunc(m.Files, func(f File) bool { return f.Name == name })
+}
+
+// MemoryFiles lists what the memory is made of, from below.
+func (m *Manifest) MemoryFiles() []string {
+	if m.Base == "" {
+		return slices.Clone(m.Memory)
+	}
+	return append([]string{m.Base}, m.Memory...)
 }
 
 // plain reports whether name is a file name without any path in it.

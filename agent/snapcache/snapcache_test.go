@@ -3,9 +3,13 @@ package snapcache
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+
+	"torpor/agent/powercut"
 )
 
 func draft(t *testing.T, dir, content string) *Draft {
@@ -49,43 +53,88 @@ func TestPublishedSnapshotLoadsAndVerifies(t *testing.T) {
 	}
 }
 
-// Every prefix of the commit sequence leaves generation 1 whole, and generation 2 either whole or not there.
+// Every prefix of the commit sequence leaves generation 1 whole, and generation 2 either whole or not there, whether what was not
+// synced is lost or not.
 func TestCrashAtEveryStepOfPublish(t *testing.T) {
-	steps := []string{"seal mem.diff", "seal vmstate", "manifest", "sync draft", "rename", "sync parent"}
-	crash := errors.New("crash")
-	for i, step := range steps {
-		t.Run(step, func(t *testing.T) {
-			root := t.TempDir()
-			publish(t, filepath.Join(root, "gen-1"), "old")
-			d := draft(t, filepath.Join(root, "gen-2"), "new")
-			var seen []string
-			d.cut = func(s string) error {
-				if seen = append(seen, s); s == step {
-					return crash
-				}
-				return nil
-			}
-			if _, err := d.Publish(Manifest{}); !errors.Is(err, crash) {
-				t.Fatalf("got %v after %v", err, seen)
-			}
-			if len(seen) != i+1 {
-				t.Fatalf("steps were %v, the list says %v", seen, steps[:i+1])
-			}
-			if _, err := Sweep(root, "gen-"); err != nil {
-				t.Fatal(err)
-			}
-			checkWhole(t, filepath.Join(root, "gen-1"))
-			if _, err := os.Stat(filepath.Join(root, "gen-2")); err == nil {
-				checkWhole(t, filepath.Join(root, "gen-2"))
-			} else if step == "rename" || step == "sync parent" {
-				t.Error("the published snapshot is lost")
-			}
-			left, err := filepath.Glob(filepath.Join(root, "*"+tmpSuffix))
-			if err != nil || len(left) > 0 {
-				t.Errorf("left behind: %v %v", left, err)
-			}
-		})
+	points := recordPublish(t)
+	t.Logf("%d cut points: %q", len(points), points)
+	if len(points) < 8 {
+		t.Errorf("only %d", len(points))
 	}
+	renamed, parentSynced := slices.Index(points, "rename gen-2"), len(points)
+	for i, point := range append(points, "the end") {
+		for _, power := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/power=%v", point, power), func(t *testing.T) {
+				root := t.TempDir()
+				publish(t, filepath.Join(root, "gen-1"), "old")
+				fs, err := publishOn(t, root, i)
+				if (err == nil) != (i == parentSynced) {
+					t.Fatalf("publish: %v", err)
+				}
+				if power {
+					if err := fs.Cut(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if _, err := Sweep(root, "gen-"); err != nil {
+					t.Fatal(err)
+				}
+				checkWhole(t, filepath.Join(root, "gen-1"))
+				_, err = os.Stat(filepath.Join(root, "gen-2"))
+				if err == nil {
+					checkWhole(t, filepath.Join(root, "gen-2"))
+				} else if i == parentSynced || i > renamed && !power {
+					t.Error("the published snapshot is lost")
+				}
+				left, err := filepath.Glob(filepath.Join(root, "*"+tmpSuffix))
+				if err != nil || len(left) > 0 {
+					t.Errorf("left behind: %v %v", left, err)
+				}
+			})
+		}
+	}
+}
+
+// publishOn publishes generation 2 of root with a file of generation 1, and ends before operation n.
+func publishOn(t *testing.T, root string, n int, seen ...*[]string) (*powercut.FS, error) {
+	t.Helper()
+	count := 0
+	fs := powercut.New(t.TempDir(), func(point string) error {
+		for _, s := range seen {
+			*s = append(*s, point)
+		}
+		if count++; count > n {
+			return errors.New("the program has ended")
+		}
+		return nil
+	})
+	first, err := Load(filepath.Join(root, "gen-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := Cache{fs}.Begin(filepath.Join(root, "gen-2"))
+	if err != nil {
+		return fs, err
+	}
+	if err := d.Link(first, "mem.diff", "mem.1"); err != nil {
+		return fs, err
+	}
+	if err := os.WriteFile(d.Path("vmstate"), []byte("new"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fs.Made(d.Path("vmstate"))
+	_, err = d.Publish(Manifest{Memory: []string{"mem.1"}})
+	return fs, err
+}
+
+func recordPublish(t *testing.T) (points []string) {
+	t.Helper()
+	root := t.TempDir()
+	publish(t, filepath.Join(root, "gen-1"), "old")
+	if _, err := publishOn(t, root, 1<<30, &points); err != nil {
+		t.Fatal(err)
+	}
+	return points
 }
 
 func checkWhole(t *testing.T, dir string) {

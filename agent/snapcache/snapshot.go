@@ -19,6 +19,16 @@ type Snapshot struct {
 // Path returns the path of a file of the snapshot.
 func (s *Snapshot) Path(name string) string { return filepath.Join(s.Dir, name) }
 
+// file returns a file's entry.
+func (s *Snapshot) file(name string) (File, bool) {
+	for _, f := range s.Manifest.Files {
+		if f.Name == name {
+			return f, true
+		}
+	}
+	return File{}, false
+}
+
 // AllocatedBytes is what the snapshot takes on the disk.
 func (s *Snapshot) AllocatedBytes() uint64 {
 	var sum uint64
@@ -61,57 +71,33 @@ func Load(dir string) (*Snapshot, error) {
 	return &Snapshot{Dir: dir, Manifest: m}, nil
 }
 
-// Verify reads the named files, or all without a name, and compares their checksums.
-func (s *Snapshot) Verify(names ...string) error {
-	wanted := map[string]bool{}
-	for _, n := range names {
-		wanted[n] = true
-	}
-	for _, f := range s.Manifest.Files {
-		if len(names) > 0 && !wanted[f.Name] {
-			continue
-		}
-		if err := s.verifyFile(f); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *Snapshot) verifyFile(want File) error {
-	f, err := os.Open(s.Path(want.Name))
-	if err != nil {
-		return &PartError{s.Dir, want.Name, err.Error()}
-	}
-	defer f.Close()
-	sum, err := checksum(f)
-	if err != nil {
-		return &PartError{s.Dir, want.Name, "it cannot be read: " + err.Error()}
-	}
-	if sum != want.CRC32C {
-		return &PartError{s.Dir, want.Name, "its checksum is " + sum + ", the manifest says " + want.CRC32C}
-	}
-	return nil
-}
+// Remove unmakes the snapshot in dir: the manifest first, durably, then the rest. Nothing there is no error.
+func Remove(dir string) error { return host.Remove(dir) }
 
 // Remove unmakes the snapshot in dir: the manifest first, durably, then the rest. Nothing there is no error.
-func Remove(dir string) error {
-	err := os.Remove(filepath.Join(dir, manifestName))
+func (c Cache) Remove(dir string) error {
+	_, err := os.Lstat(filepath.Join(dir, manifestName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return os.RemoveAll(dir)
+		return c.FS.RemoveAll(dir)
+	}
+	if err == nil {
+		err = c.FS.Remove(filepath.Join(dir, manifestName))
+	}
+	if err == nil {
+		err = c.FS.SyncDir(dir)
 	}
 	if err != nil {
 		return fmt.Errorf("remove snapshot %s: %w", filepath.Base(dir), err)
 	}
-	if err := syncDir(dir); err != nil {
-		return fmt.Errorf("remove snapshot %s: %w", filepath.Base(dir), err)
-	}
-	return os.RemoveAll(dir)
+	return c.FS.RemoveAll(dir)
 }
 
 // Sweep removes from parent the drafts and half removed snapshots whose names begin with prefix, and returns what it removed.
 // It must not run while a draft is in the making.
-func Sweep(parent, prefix string) ([]string, error) {
+func Sweep(parent, prefix string) ([]string, error) { return host.Sweep(parent, prefix) }
+
+// Sweep is the package's Sweep.
+func (c Cache) Sweep(parent, prefix string) ([]string, error) {
 	entries, err := os.ReadDir(parent)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -129,7 +115,7 @@ func Sweep(parent, prefix string) ([]string, error) {
 		if !strings.HasSuffix(dir, tmpSuffix) && !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err := os.RemoveAll(dir); err != nil {
+		if err := c.FS.RemoveAll(dir); err != nil {
 			return removed, fmt.Errorf("sweep %s: %w", parent, err)
 		}
 		removed = append(removed, e.Name())
