@@ -60,7 +60,10 @@ func (c *claims) config(m *vmmpb.Machine) machine.Config {
 		cfg.Vsock = &machine.Vsock{CID: v.GetCid()}
 	}
 	for _, n := range m.GetNets() {
-		card := machine.Net{ID: n.GetId(), Tap: c.optional(n.GetTap())}
+		card := machine.Net{
+			ID: n.GetId(), Tap: c.optional(n.GetTap()),
+			LimitRX: limit(n.GetLimitRx()), LimitTX: limit(n.GetLimitTx()),
+		}
 		if len(n.GetMac()) == len(card.MAC) {
 			copy(card.MAC[:], n.GetMac())
 		}

@@ -23,4 +23,9 @@ func TestLimit(t *testing.T) {
 	if (&claims{}).config(&vmmpb.Machine{Disks: []*vmmpb.Disk{{Limit: &vmmpb.RateLimit{Ops: &vmmpb.Bucket{Size: 5}}}}}).Disks[0].Limit.Ops.Size != 5 {
 		t.Error("a disk lost its limit")
 	}
+	rate := func(n uint64) *vmmpb.RateLimit { return &vmmpb.RateLimit{Ops: &vmmpb.Bucket{Size: n}} }
+	card := (&claims{}).config(&vmmpb.Machine{Nets: []*vmmpb.Net{{LimitRx: rate(5), LimitTx: rate(6)}}}).Net[0]
+	if card.LimitRX.Ops.Size != 5 || card.LimitTX.Ops.Size != 6 {
+		t.Errorf("a network card's limits became %+v", card)
+	}
 }

@@ -132,9 +132,30 @@ func (h *handover) machine(m *vmmpb.Machine) {
 		}
 		h.send(&d.Top, os.O_RDWR)
 	}
+	for _, n := range m.GetNets() {
+		h.tap(&n.Tap)
+	}
 	if c := m.GetConsole(); c.GetEnabled() {
 		h.send(&c.Log, os.O_CREATE|os.O_RDWR)
 	}
+}
+
+// tap opens the tap of a name, sends it, and replaces the name by the one it was sent under.
+func (h *handover) tap(name *string) {
+	if h.err != nil {
+		return
+	}
+	if h.p.openTap == nil {
+		h.err = fmt.Errorf("open tap %s for the VMM: no network cards here", *name)
+		return
+	}
+	f, err := h.p.openTap(*name)
+	if err != nil {
+		h.err = fmt.Errorf("open tap %s for the VMM: %w", *name, err)
+		return
+	}
+	defer f.Close()
+	h.pass(name, f)
 }
 
 // send opens the file at a path, sends it, and replaces the path by the name it was sent under. An empty path stays.
@@ -151,8 +172,13 @@ func (h *handover) send(path *string, flags int) {
 	if flags&os.O_EXCL != 0 {
 		h.made = append(h.made, *path)
 	}
-	*path = fileName(h.p.sent.Add(1), *path)
-	h.err = h.to.Send(h.ctx, *path, f)
+	h.pass(path, f)
+}
+
+// pass sends an open file and replaces its name by the one it was sent under.
+func (h *handover) pass(name *string, f *os.File) {
+	*name = fileName(h.p.sent.Add(1), *name)
+	h.err = h.to.Send(h.ctx, *name, f)
 }
 
 func (h *handover) removeMade() error {

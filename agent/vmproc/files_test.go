@@ -55,6 +55,40 @@ func TestBootHandsFilesOver(t *testing.T) {
 	}
 }
 
+// A tap is opened by whoever makes taps, and handed over like a file.
+func TestBootHandsTapsOver(t *testing.T) {
+	s := supervisor(t)
+	in := dirOf(t, "kernel", "tap0", "tap1")
+	req := &vmmpb.BootRequest{Kernel: in("kernel"), Machine: &vmmpb.Machine{
+		Nets: []*vmmpb.Net{{Tap: "tap0"}, {Tap: "tap1"}}, Console: &vmmpb.Console{Enabled: true, Log: in("console")},
+	}}
+	if _, err := start(t, s, "i0").Boot(bounded(t), req); err == nil || !strings.Contains(err.Error(), "tap0") {
+		t.Errorf("without taps: %v", err)
+	}
+	var opened []*os.File
+	s.OpenTap = func(name string) (*os.File, error) {
+		f, err := os.Open(in(name))
+		opened = append(opened, f)
+		return f, err
+	}
+	p := start(t, s, "i1")
+	req.Initrd = in("kernel") // the stand-in reads every file
+	if _, err := p.Boot(bounded(t), req); err == nil || err.Error() != "kernel kernel tap0 tap1 !" {
+		t.Errorf("the VMM got %v", err)
+	}
+	for _, f := range opened {
+		if err := f.Close(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("%s was left open", f.Name())
+		}
+	}
+	if err := os.Remove(in("tap1")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Boot(bounded(t), req); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a tap that cannot be opened: %v", err)
+	}
+}
+
 // What a call does not take is closed in the VMM: any number of calls fit through an inbox of 64 files.
 func TestFilesNobodyTakesGoAway(t *testing.T) {
 	p := start(t, supervisor(t), "i1")

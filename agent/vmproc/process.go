@@ -28,6 +28,9 @@ type Supervisor struct {
 	RunDir string      // one directory a machine below it, for its sockets
 	KVM    string      // path of the KVM device
 	Cells  *cell.Cells // nil: the VMMs are not jailed, for tests where there is no root or cgroup v2
+	// OpenTap opens the tap of a network card by the name that a request has for it; the file is closed when the VMM has it.
+	// nil: machines have no network cards.
+	OpenTap func(name string) (*os.File, error)
 }
 
 // Dir returns the directory of the sockets of a machine.
@@ -65,7 +68,8 @@ type Process struct {
 	vmmpb.VMMService
 	identity Identity
 	client   *ttrpc.Client
-	files    string        // socket for files, api/fdpass
+	files    string // socket for files, api/fdpass
+	openTap  func(name string) (*os.File, error)
 	sent     atomic.Uint64 // numbers the files sent
 	pidfd    pidfd
 	cmd      *exec.Cmd     // nil if adopted
@@ -170,6 +174,7 @@ func (s *Supervisor) connect(ctx context.Context, p *Process, name string) error
 		return fmt.Errorf("connect to the VMM: %w", err)
 	}
 	p.files = filepath.Join(s.Dir(name), filesSocket)
+	p.openTap = s.OpenTap
 	p.client = ttrpc.NewClient(conn, ttrpc.WithUnaryClientInterceptor(typedErrors))
 	p.VMMService = vmmpb.NewVMMClient(p.client)
 	return nil

@@ -44,6 +44,9 @@ func (v *standInVMM) Boot(_ context.Context, r *vmmpb.BootRequest) (*vmmpb.BootR
 	for _, d := range r.Machine.Disks {
 		names = append(append(names, d.Base, d.Top), d.Layers...)
 	}
+	for _, n := range r.Machine.Nets {
+		names = append(names, n.Tap)
+	}
 	for _, name := range append(names, r.Machine.Console.Log) {
 		f, err := v.files.Claim(name)
 		if err != nil {

@@ -520,9 +520,11 @@ func (x *Balloon) GetReporting() bool {
 
 type Net struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`   // names it in errors and in the log
-	Tap           string                 `protobuf:"bytes,2,opt,name=tap,proto3" json:"tap,omitempty"` // an open tap (IFF_TAP, IFF_NO_PI, IFF_VNET_HDR) that was handed over, by its name
-	Mac           []byte                 `protobuf:"bytes,3,opt,name=mac,proto3" json:"mac,omitempty"` // the guest's own address, 6 bytes, unicast; a restored machine has that of the saved one
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                          // names it in errors and in the log
+	Tap           string                 `protobuf:"bytes,2,opt,name=tap,proto3" json:"tap,omitempty"`                        // an open tap (IFF_TAP, IFF_NO_PI, IFF_VNET_HDR) that was handed over, by its name
+	Mac           []byte                 `protobuf:"bytes,3,opt,name=mac,proto3" json:"mac,omitempty"`                        // the guest's own address, 6 bytes, unicast; a restored machine has that of the saved one
+	LimitRx       *RateLimit             `protobuf:"bytes,4,opt,name=limit_rx,json=limitRx,proto3" json:"limit_rx,omitempty"` // of what goes to the guest: frames, and their bytes; absent: none
+	LimitTx       *RateLimit             `protobuf:"bytes,5,opt,name=limit_tx,json=limitTx,proto3" json:"limit_tx,omitempty"` // of what comes from it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -574,6 +576,20 @@ func (x *Net) GetTap() string {
 func (x *Net) GetMac() []byte {
 	if x != nil {
 		return x.Mac
+	}
+	return nil
+}
+
+func (x *Net) GetLimitRx() *RateLimit {
+	if x != nil {
+		return x.LimitRx
+	}
+	return nil
+}
+
+func (x *Net) GetLimitTx() *RateLimit {
+	if x != nil {
+		return x.LimitTx
 	}
 	return nil
 }
@@ -1806,11 +1822,13 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\x03log\x18\x02 \x01(\tR\x03log\x12\x1b\n" +
 	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\"'\n" +
 	"\aBalloon\x12\x1c\n" +
-	"\treporting\x18\x01 \x01(\bR\treporting\"9\n" +
+	"\treporting\x18\x01 \x01(\bR\treporting\"\x9d\x01\n" +
 	"\x03Net\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03tap\x18\x02 \x01(\tR\x03tap\x12\x10\n" +
-	"\x03mac\x18\x03 \x01(\fR\x03mac\"\x86\x01\n" +
+	"\x03mac\x18\x03 \x01(\fR\x03mac\x120\n" +
+	"\blimit_rx\x18\x04 \x01(\v2\x15.torpor.vmm.RateLimitR\alimitRx\x120\n" +
+	"\blimit_tx\x18\x05 \x01(\v2\x15.torpor.vmm.RateLimitR\alimitTx\"\x86\x01\n" +
 	"\vBootRequest\x12-\n" +
 	"\amachine\x18\x01 \x01(\v2\x13.torpor.vmm.MachineR\amachine\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\x16\n" +
@@ -1972,41 +1990,43 @@ var file_api_vmmpb_vmm_proto_depIdxs = []int32{
 	3,  // 5: torpor.vmm.Disk.limit:type_name -> torpor.vmm.RateLimit
 	4,  // 6: torpor.vmm.RateLimit.ops:type_name -> torpor.vmm.Bucket
 	4,  // 7: torpor.vmm.RateLimit.bytes:type_name -> torpor.vmm.Bucket
-	1,  // 8: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
-	1,  // 9: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
-	0,  // 10: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
-	0,  // 11: torpor.vmm.CheckpointRequest.kind:type_name -> torpor.vmm.SaveKind
-	18, // 12: torpor.vmm.CheckpointResponse.saved:type_name -> torpor.vmm.SaveResponse
-	25, // 13: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
-	32, // 14: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
-	25, // 15: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
-	9,  // 16: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
-	11, // 17: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
-	13, // 18: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
-	15, // 19: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
-	17, // 20: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
-	19, // 21: torpor.vmm.VMM.Checkpoint:input_type -> torpor.vmm.CheckpointRequest
-	21, // 22: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
-	23, // 23: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
-	26, // 24: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
-	28, // 25: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
-	30, // 26: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
-	10, // 27: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
-	12, // 28: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
-	14, // 29: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
-	16, // 30: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
-	18, // 31: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
-	20, // 32: torpor.vmm.VMM.Checkpoint:output_type -> torpor.vmm.CheckpointResponse
-	22, // 33: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
-	24, // 34: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
-	27, // 35: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
-	29, // 36: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
-	31, // 37: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
-	27, // [27:38] is the sub-list for method output_type
-	16, // [16:27] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	3,  // 8: torpor.vmm.Net.limit_rx:type_name -> torpor.vmm.RateLimit
+	3,  // 9: torpor.vmm.Net.limit_tx:type_name -> torpor.vmm.RateLimit
+	1,  // 10: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
+	1,  // 11: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
+	0,  // 12: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
+	0,  // 13: torpor.vmm.CheckpointRequest.kind:type_name -> torpor.vmm.SaveKind
+	18, // 14: torpor.vmm.CheckpointResponse.saved:type_name -> torpor.vmm.SaveResponse
+	25, // 15: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
+	32, // 16: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
+	25, // 17: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
+	9,  // 18: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
+	11, // 19: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
+	13, // 20: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
+	15, // 21: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
+	17, // 22: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
+	19, // 23: torpor.vmm.VMM.Checkpoint:input_type -> torpor.vmm.CheckpointRequest
+	21, // 24: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
+	23, // 25: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
+	26, // 26: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
+	28, // 27: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
+	30, // 28: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
+	10, // 29: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
+	12, // 30: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
+	14, // 31: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
+	16, // 32: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
+	18, // 33: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
+	20, // 34: torpor.vmm.VMM.Checkpoint:output_type -> torpor.vmm.CheckpointResponse
+	22, // 35: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
+	24, // 36: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
+	27, // 37: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
+	29, // 38: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
+	31, // 39: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
+	29, // [29:40] is the sub-list for method output_type
+	18, // [18:29] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_api_vmmpb_vmm_proto_init() }

@@ -34,7 +34,7 @@ func drive(ctx context.Context, o options) (err error) {
 		return err
 	}
 	var raw bytes.Buffer
-	line := fmt.Sprintf("%s/%s -on-host %s -rounds %d -workloads %s", dir, programName, dir, o.rounds, o.workloads)
+	line := fmt.Sprintf("%s/%s -on-host %s -rounds %d -workloads %s -profile=%t", dir, programName, dir, o.rounds, o.workloads, o.profile)
 	if err := h.Shell(ctx, line, &raw, os.Stderr); err != nil {
 		return err
 	}

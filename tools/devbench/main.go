@@ -18,6 +18,7 @@ type options struct {
 	workloads string
 	onHost    string
 	least     float64
+	profile   bool
 }
 
 func main() {
@@ -36,6 +37,7 @@ func run(ctx context.Context) error {
 	flag.StringVar(&o.workloads, "workloads", "block,vsock", "what the guest does")
 	flag.StringVar(&o.onHost, "on-host", "", "measure on this very host, with what is in this `directory`")
 	flag.Float64Var(&o.least, "least", 0, "fail if torpor-vmm is below this share of QEMU anywhere; 0 asks for nothing")
+	flag.BoolVar(&o.profile, "profile", false, "tell also what each MiB and each operation cost the host: exits, switches, time")
 	flag.Parse()
 	if o.rounds < 1 || flag.NArg() > 0 {
 		return fmt.Errorf("rounds must be at least 1, and there are no arguments (see -h)")

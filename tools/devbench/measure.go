@@ -115,13 +115,19 @@ func once(ctx context.Context, name string, v vmm, o options) (figures []figure,
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, v.stop(context.WithoutCancel(ctx))) }()
-	if _, err := awaitLine(ctx, console, ended, "booted"); err != nil {
+	if _, err := awaitLine(ctx, console, ended, "booted", nil); err != nil {
 		return nil, err
 	}
 	if figures, err = exits(name, pid); err != nil {
 		return nil, err
 	}
-	text, err := awaitLine(ctx, console, ended, "done")
+	var each func(text string) error
+	if o.profile {
+		if each, err = profile(name, pid); err != nil {
+			return nil, err
+		}
+	}
+	text, err := awaitLine(ctx, console, ended, "done", each)
 	if err != nil {
 		return nil, err
 	}
@@ -144,8 +150,9 @@ func serve(l net.Listener) {
 	}
 }
 
-// awaitLine reads the console until the guest has said a word, and returns all of it.
-func awaitLine(ctx context.Context, console string, ended <-chan struct{}, word string) (string, error) {
+// awaitLine reads the console until the guest has said a word, and returns all of it. each, if there is one, is shown what is
+// there so far.
+func awaitLine(ctx context.Context, console string, ended <-chan struct{}, word string, each func(text string) error) (string, error) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -160,6 +167,11 @@ func awaitLine(ctx context.Context, console string, ended <-chan struct{}, word 
 		text, err := os.ReadFile(console)
 		if err != nil {
 			return "", err
+		}
+		if each != nil {
+			if err := each(string(text)); err != nil {
+				return "", err
+			}
 		}
 		if strings.Contains(string(text), said+word) {
 			return string(text), nil
@@ -186,14 +198,18 @@ func guestFigures(name, console string) ([]figure, error) {
 			continue
 		case fields[0] == "error":
 			return nil, fmt.Errorf("the guest says: %s", rest)
-		case len(fields) != 3:
+		case len(fields) != 4:
 			return nil, fmt.Errorf("the guest says %q", rest)
 		}
 		v, err := strconv.ParseFloat(fields[1], 64)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, figure{name, fields[0], fields[2], v})
+		n, err := strconv.ParseFloat(fields[3], 64)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, figure{vmm: name, name: fields[0], unit: fields[2], value: v, amount: n})
 	}
 	return out, nil
 }
@@ -203,32 +219,37 @@ const debugfs = "/sys/kernel/debug/kvm"
 
 // exits reads the counters of a VM up to now.
 func exits(name string, pid int) ([]figure, error) {
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	dir, err := kvmCounters(pid)
 	if err != nil {
 		return nil, err
+	}
+	var out []figure
+	for _, counter := range []string{"exits", "io_exits", "mmio_exits"} {
+		n, err := readNumber(filepath.Join(dir, counter))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, figure{vmm: name, name: "boot-" + strings.ReplaceAll(counter, "_", "-"), unit: exitsUnit, value: n})
+	}
+	return out, nil
+}
+
+// kvmCounters is the directory where KVM counts for the one VM of a process.
+func kvmCounters(pid int) (string, error) {
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return "", err
 	}
 	var dirs []string
 	for _, t := range threads {
 		more, err := filepath.Glob(fmt.Sprintf("%s/%s-*", debugfs, t.Name()))
 		if err != nil {
-			return nil, err
+			return "", err
 		}
 		dirs = append(dirs, more...)
 	}
 	if len(dirs) != 1 {
-		return nil, fmt.Errorf("KVM counts for process %d in %d directories", pid, len(dirs))
+		return "", fmt.Errorf("KVM counts for process %d in %d directories", pid, len(dirs))
 	}
-	var out []figure
-	for _, counter := range []string{"exits", "io_exits", "mmio_exits"} {
-		text, err := os.ReadFile(filepath.Join(dirs[0], counter))
-		if err != nil {
-			return nil, err
-		}
-		n, err := strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, figure{name, "boot-" + strings.ReplaceAll(counter, "_", "-"), exitsUnit, n})
-	}
-	return out, nil
+	return dirs[0], nil
 }

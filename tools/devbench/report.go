@@ -13,6 +13,7 @@ import (
 type figure struct {
 	vmm, name, unit string
 	value           float64
+	amount          float64 // of the unit, moved meanwhile; only a profile needs it
 }
 
 // String is the line that measure writes and parseFigures reads.
@@ -29,7 +30,7 @@ func parseFigures(text string) ([]figure, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%q is no figure: %w", line, err)
 		}
-		out = append(out, figure{fields[0], fields[1], fields[3], v})
+		out = append(out, figure{vmm: fields[0], name: fields[1], unit: fields[3], value: v})
 	}
 	return out, nil
 }

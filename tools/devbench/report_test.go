@@ -8,12 +8,12 @@ import (
 
 func TestReport(t *testing.T) {
 	in := []figure{
-		{torporName, "exits", exitsUnit, 4000},
-		{peerName, "exits", exitsUnit, 8000},
-		{torporName, "read", "MiB/s", 50},
-		{torporName, "read", "MiB/s", 90},
-		{torporName, "read", "MiB/s", 70},
-		{peerName, "read", "MiB/s", 100},
+		{vmm: torporName, name: "exits", unit: exitsUnit, value: 4000},
+		{vmm: peerName, name: "exits", unit: exitsUnit, value: 8000},
+		{vmm: torporName, name: "read", unit: "MiB/s", value: 50},
+		{vmm: torporName, name: "read", unit: "MiB/s", value: 90},
+		{vmm: torporName, name: "read", unit: "MiB/s", value: 70},
+		{vmm: peerName, name: "read", unit: "MiB/s", value: 100},
 	}
 	var text strings.Builder
 	for _, f := range in {

@@ -59,6 +59,8 @@ type Net struct {
 	ID  string   // names it in errors and in the log
 	Tap *os.File // open tap (virtio.NewNet), the machine's from here on
 	MAC [6]byte  // the guest's own address: unicast; a restored machine has that of the saved one
+
+	LimitRX, LimitTX ratelimit.Limit // of what goes to the guest, and of what comes from it
 }
 
 // Kernel is what Boot starts.
@@ -151,6 +153,9 @@ func (c Config) validate() error {
 		}
 		if n.MAC == [6]byte{} || n.MAC[0]&group != 0 {
 			bad("network card %d (%s) has the address %x, which is not one card's", i, n.ID, n.MAC)
+		}
+		if err := errors.Join(n.LimitRX.Validate(), n.LimitTX.Validate()); err != nil {
+			bad("network card %d (%s): %v", i, n.ID, err)
 		}
 	}
 	return errors.Join(errs...)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"torpor/vmm/ratelimit"
 	"torpor/vmm/virtio/mmio"
 	"torpor/vmm/virtio/virtq"
 )
@@ -57,6 +58,23 @@ type netCounters struct {
 	txFrames, txBytes, txDropped atomic.Uint64
 }
 
+// NetLimits bound what a network card does, each direction on its own; nil bounds nothing. An operation is a frame, as long as the
+// two sides hand it over.
+type NetLimits struct {
+	RX *ratelimit.Limiter // to the guest
+	TX *ratelimit.Limiter // from the guest
+}
+
+func (l NetLimits) pause() {
+	l.RX.Pause()
+	l.TX.Pause()
+}
+
+func (l NetLimits) resume() {
+	l.RX.Resume()
+	l.TX.Resume()
+}
+
 // Net is a network card on a tap device (virtio 1.2, section 5.1).
 //
 // One goroutine for each direction moves frames between the tap and guest memory, without a copy of ours between them. Each
@@ -68,6 +86,7 @@ type Net struct {
 	tap   *tap
 	mac   MAC
 	lost  func(error)
+	limit NetLimits                // they outlive resets, or a guest could reset them away
 	kicks [netQueues]chan struct{} // Notify to goroutine
 	count netCounters
 	down  atomic.Bool // the tap has gone away
@@ -86,24 +105,24 @@ type Net struct {
 var _ mmio.Device = (*Net)(nil)
 
 // NewNet returns the card with the given address on an open tap (IFF_TAP, IFF_NO_PI, IFF_VNET_HDR), which becomes non-blocking.
-// The file is the device's from here on, and closed if there is an error; one about the file wraps ErrTap. If the tap goes
-// away, lost is called with the reason, once, from a goroutine of the device or within Activate. Close ends it.
-func NewNet(file *os.File, mac MAC, lost func(error)) (*Net, error) {
+// The file is the device's from here on, and closed if there is an error; one about the file wraps ErrTap. The limits are the
+// device's too. If the tap goes away, lost is called with the reason, once, from a goroutine of the device or within Activate. Close ends it.
+func NewNet(file *os.File, mac MAC, limits NetLimits, lost func(error)) (*Net, error) {
 	if err := checkTap(file); err != nil {
 		_ = file.Close()
 		return nil, err
 	}
-	return newNetOn(file, mac, lost, setTapOffloads)
+	return newNetOn(file, mac, limits, lost, setTapOffloads)
 }
 
 // newNetOn is NewNet on anything that keeps frames apart. offload stands for the ioctls of a tap.
-func newNetOn(file *os.File, mac MAC, lost func(error), offload func(fd int, flags uint) error) (*Net, error) {
+func newNetOn(file *os.File, mac MAC, limits NetLimits, lost func(error), offload func(fd int, flags uint) error) (*Net, error) {
 	defer func() { _ = file.Close() }() // nothing was written to it
 	t, err := openTap(file, offload)
 	if err != nil {
 		return nil, err
 	}
-	n := &Net{tap: t, mac: mac, lost: lost}
+	n := &Net{tap: t, mac: mac, limit: limits, lost: lost}
 	for i := range n.kicks {
 		n.kicks[i] = make(chan struct{}, 1)
 	}
@@ -178,11 +197,13 @@ func (n *Net) Notify(queue int) {
 func (n *Net) Reset() {
 	n.stop()
 	n.rx, n.tx, n.irq, n.paused, n.stale = nil, nil, nil, false, false
+	n.limit.resume()
 }
 
 // Pause implements mmio.Device.
 func (n *Net) Pause() error {
 	n.stop()
+	n.limit.pause()
 	n.paused = true
 	return nil
 }
@@ -190,6 +211,7 @@ func (n *Net) Pause() error {
 // Resume implements mmio.Device.
 func (n *Net) Resume() error {
 	n.paused = false
+	n.limit.resume()
 	if n.stale {
 		n.stale = false
 		n.irq.Config()
@@ -228,30 +250,46 @@ func (n *Net) lose(err error) {
 	n.lost(err)
 }
 
-// netState is what Save returns, little-endian. The rest is in the queues.
+// netState is what Save returns, little-endian, before the tokens of the limits: to the guest, then from it. The rest is in the
+// queues.
 type netState struct {
 	Version  uint16
 	LinkDown uint16
 	MAC      MAC
+	RX, TX   uint16 // bytes of the limits' states; not in version 1, which knew no limits
 }
 
-const netStateVersion = 1
+const netStateVersion = 2
 
 // Save implements mmio.Device.
 func (n *Net) Save() ([]byte, error) {
-	return binary.Append(nil, binary.LittleEndian, netState{netStateVersion, flag16(n.down.Load()), n.mac})
+	rx, tx := n.limit.RX.Save(), n.limit.TX.Save()
+	out, err := binary.Append(nil, binary.LittleEndian, netState{
+		netStateVersion, flag16(n.down.Load()), n.mac, uint16(len(rx)), uint16(len(tx)),
+	})
+	return append(append(out, rx...), tx...), err
 }
 
 // Load implements mmio.Device. The driver has read the address long ago, so another one would be a lie.
 func (n *Net) Load(state []byte) error {
+	if len(state) > 2 && binary.LittleEndian.Uint16(state) == 1 {
+		state = append(state[:len(state):len(state)], 0, 0, 0, 0)
+		state[0] = netStateVersion
+	}
 	var s netState
-	switch size, err := binary.Decode(state, binary.LittleEndian, &s); {
-	case err != nil || size != len(state):
+	size, err := binary.Decode(state, binary.LittleEndian, &s)
+	switch {
+	case err != nil || len(state)-size != int(s.RX)+int(s.TX):
 		return errors.New("load network: state has a wrong size")
 	case s.Version != netStateVersion:
-		return fmt.Errorf("load network: state is of version %d, this program reads %d", s.Version, netStateVersion)
+		return fmt.Errorf("load network: state is of version %d, this program reads 1 and %d", s.Version, netStateVersion)
 	case s.MAC != n.mac:
 		return fmt.Errorf("load network: saved with the address %v, this machine has %v", s.MAC, n.mac)
+	}
+	n.limit.pause()
+	rx, tx := state[size:][:s.RX], state[size:][s.RX:]
+	if err := errors.Join(n.limit.RX.Load(rx), n.limit.TX.Load(tx)); err != nil {
+		return fmt.Errorf("load network: %w", err)
 	}
 	n.stale = s.LinkDown != 0
 	n.paused = true

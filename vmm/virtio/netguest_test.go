@@ -23,6 +23,7 @@ type fakeTap struct {
 	flags  []uint // of every call that sets offloads
 	err    error  // what it answers
 	lost   chan error
+	limits NetLimits // of devices made from now on
 }
 
 func newFakeTap(t testing.TB) *fakeTap {
@@ -49,7 +50,7 @@ func (f *fakeTap) offload(_ int, flags uint) error {
 // newNet makes a device on the tap.
 func (f *fakeTap) newNet(t testing.TB) *Net {
 	t.Helper()
-	n, err := newNetOn(f.device, testMAC, func(err error) { f.lost <- err }, f.offload)
+	n, err := newNetOn(f.device, testMAC, f.limits, func(err error) { f.lost <- err }, f.offload)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,13 @@ type netGuest struct {
 
 func startNet(t testing.TB, refuse uint64) *netGuest {
 	t.Helper()
+	return startLimitedNet(t, refuse, NetLimits{})
+}
+
+func startLimitedNet(t testing.TB, refuse uint64, limits NetLimits) *netGuest {
+	t.Helper()
 	tap := newFakeTap(t)
+	tap.limits = limits
 	dev := tap.newNet(t)
 	d := newDriver(t, dev, newMemory(t, testMemory))
 	d.refuse = refuse
@@ -125,7 +132,13 @@ func startNet(t testing.TB, refuse uint64) *netGuest {
 // restore moves the guest over to a fresh device on a fresh tap, paused.
 func (g *netGuest) restore() *netGuest {
 	g.t.Helper()
+	return g.restoreLimited(NetLimits{})
+}
+
+func (g *netGuest) restoreLimited(limits NetLimits) *netGuest {
+	g.t.Helper()
 	tap := newFakeTap(g.t)
+	tap.limits = limits
 	dev := tap.newNet(g.t)
 	return &netGuest{driver: g.move(dev), tap: tap, dev: dev, rx: g.rx}
 }

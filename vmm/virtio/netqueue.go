@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"torpor/vmm/ratelimit"
 	"torpor/vmm/virtio/mmio"
 	"torpor/vmm/virtio/virtq"
 )
@@ -18,6 +19,7 @@ type netQueue struct {
 	queue   *virtq.Queue
 	irq     mmio.Interrupt
 	kick    <-chan struct{}
+	limit   *ratelimit.Limiter
 	pending int // chains pushed that the driver was not interrupted for
 	iov     []unix.Iovec
 }
@@ -56,6 +58,25 @@ func (q *netQueue) await(quit <-chan struct{}) (bool, error) {
 		case <-q.kick:
 		case <-quit:
 			return false, nil
+		}
+	}
+}
+
+// afford waits until the limit lets a frame of n bytes through. It reports false if quit was closed first.
+func (q *netQueue) afford(n uint64, quit <-chan struct{}) bool {
+	for {
+		wait := q.limit.Take(n)
+		if wait == 0 {
+			return true
+		}
+		q.signal()
+		due := make(chan struct{})
+		stop := q.limit.After(wait, func() { close(due) })
+		select {
+		case <-due:
+		case <-quit:
+			stop()
+			return false
 		}
 	}
 }

@@ -43,7 +43,7 @@ type netRoom struct {
 
 func newNetReceiver(dev *Net, queue *virtq.Queue, features uint64) *netReceiver {
 	r := &netReceiver{
-		netQueue: netQueue{dev: dev, queue: queue, irq: dev.irq, kick: dev.kicks[netRX]},
+		netQueue: netQueue{dev: dev, queue: queue, irq: dev.irq, kick: dev.kicks[netRX], limit: dev.limit.RX},
 		merge:    features&netMergeRX != 0,
 		want:     netHeaderBytes,
 		spill:    make([]byte, netHeaderBytes+netMaxFrame+1), // one more, to tell longer ones
@@ -193,6 +193,8 @@ func (r *netReceiver) deliver(n uint64, quit <-chan struct{}) error {
 		}
 		return nil
 	}
+	// It cannot be put back into the tap: if the device is to stop it passes unpaid, one for each pause at most.
+	_ = r.afford(n-netHeaderBytes, quit)
 	chains := r.chainsFor(n)
 	// The tap does not write this field. There is room for it: gather saw to that.
 	if r.held[0].WriteAt(binary.LittleEndian.AppendUint16(nil, uint16(chains)), netNumBuffersOff) != nil {

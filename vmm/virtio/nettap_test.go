@@ -39,7 +39,7 @@ func startTap(t *testing.T, refuse uint64) *tapGuest {
 func (g *tapGuest) newNet(t *testing.T) *Net {
 	t.Helper()
 	file := g.ns.Tap(t, "tap0", "10.9.0.1/24", hosttest.TapFlags)
-	dev, err := NewNet(file, testMAC, func(err error) { g.lost <- err })
+	dev, err := NewNet(file, testMAC, NetLimits{}, func(err error) { g.lost <- err })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func TestNewNetRefusesWhatIsNoTap(t *testing.T) {
 		"no header":    ns.Tap(t, "tap1", "", hosttest.TapFlags&^unix.IFF_VNET_HDR),
 		"IP":           ns.Tap(t, "tap2", "", hosttest.TapFlags&^unix.IFF_TAP|unix.IFF_TUN),
 	} {
-		n, err := NewNet(file, testMAC, func(error) {})
+		n, err := NewNet(file, testMAC, NetLimits{}, func(error) {})
 		if !errors.Is(err, ErrTap) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -24,7 +24,7 @@ type netSender struct {
 
 func newNetSender(dev *Net, queue *virtq.Queue, features uint64) *netSender {
 	s := &netSender{
-		netQueue: netQueue{dev: dev, queue: queue, irq: dev.irq, kick: dev.kicks[netTX]},
+		netQueue: netQueue{dev: dev, queue: queue, irq: dev.irq, kick: dev.kicks[netTX], limit: dev.limit.TX},
 		features: features,
 	}
 	s.try = s.tryWrite
@@ -56,8 +56,8 @@ func (s *netSender) serve(quit <-chan struct{}) error {
 		if !ok || err != nil {
 			return err
 		}
-		if errors.Is(s.send(), errInterrupted) {
-			s.queue.Unpop(1) // the tap is full; it will be tried again
+		if errors.Is(s.send(quit), errInterrupted) {
+			s.queue.Unpop(1) // the tap is full, or the limit reached; it will be tried again
 			return nil
 		}
 		if err := s.push(virtq.Used{Head: s.chain.Head}); err != nil {
@@ -67,10 +67,12 @@ func (s *netSender) serve(quit <-chan struct{}) error {
 }
 
 // send sends the frame in chain. The only error that it leaves to be seen to is errInterrupted.
-func (s *netSender) send() error {
+func (s *netSender) send(quit <-chan struct{}) error {
 	frame, ok := s.assemble()
 	err := error(nil)
-	if ok {
+	if ok && !s.afford(frame, quit) {
+		err = errInterrupted
+	} else if ok {
 		err = s.write()
 	}
 	switch {

@@ -123,7 +123,7 @@ func timed(name, unit string, amount float64, f func() error) error {
 	if err := f(); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	say("%s %.3f %s", name, amount/time.Since(began).Seconds(), unit)
+	say("%s %.3f %s/s %g", name, amount/time.Since(began).Seconds(), unit, amount)
 	return nil
 }
 
@@ -174,11 +174,11 @@ func block() error {
 		amount     float64
 		f          func() error
 	}{
-		{"block-read-first", "MiB/s", bulkBytes >> 20, sequential(unix.Pread)},
-		{"block-read-sequential", "MiB/s", bulkBytes >> 20, sequential(unix.Pread)},
-		{"block-write-sequential", "MiB/s", bulkBytes >> 20, sequential(unix.Pwrite)},
-		{"block-read-random", "op/s", randoms, random(unix.Pread)},
-		{"block-write-random", "op/s", randoms, random(unix.Pwrite)},
+		{"block-read-first", "MiB", bulkBytes >> 20, sequential(unix.Pread)},
+		{"block-read-sequential", "MiB", bulkBytes >> 20, sequential(unix.Pread)},
+		{"block-write-sequential", "MiB", bulkBytes >> 20, sequential(unix.Pwrite)},
+		{"block-read-random", "op", randoms, random(unix.Pread)},
+		{"block-write-random", "op", randoms, random(unix.Pwrite)},
 	} {
 		if err := timed(t.name, t.unit, t.amount, t.f); err != nil {
 			return err
@@ -195,7 +195,7 @@ func stream(name string, dial func() (net.Conn, error)) error {
 	}
 	defer c.Close()
 	var one [1]byte
-	if err := timed(name+"-to-host", "MiB/s", bulkBytes>>20, func() error {
+	if err := timed(name+"-to-host", "MiB", bulkBytes>>20, func() error {
 		if err := peer.Ask(c, peer.Sink, bulkBytes); err != nil {
 			return err
 		}
@@ -207,7 +207,7 @@ func stream(name string, dial func() (net.Conn, error)) error {
 	}); err != nil {
 		return err
 	}
-	if err := timed(name+"-to-guest", "MiB/s", bulkBytes>>20, func() error {
+	if err := timed(name+"-to-guest", "MiB", bulkBytes>>20, func() error {
 		if err := peer.Ask(c, peer.Give, bulkBytes); err != nil {
 			return err
 		}
@@ -215,7 +215,7 @@ func stream(name string, dial func() (net.Conn, error)) error {
 	}); err != nil {
 		return err
 	}
-	return timed(name+"-round-trips", "op/s", roundTrips, func() error {
+	return timed(name+"-round-trips", "op", roundTrips, func() error {
 		if err := peer.Ask(c, peer.Echo, roundTrips); err != nil {
 			return err
 		}
