@@ -65,6 +65,8 @@ func TestCallsWithoutAMachine(t *testing.T) {
 		"Save":         func() error { _, err := c.Save(ctx, &vmmpb.SaveRequest{}); return err },
 		"Checkpoint":   func() error { _, err := c.Checkpoint(ctx, &vmmpb.CheckpointRequest{}); return err },
 		"Wait":         func() error { _, err := c.Wait(ctx, &vmmpb.WaitRequest{}); return err },
+		"WorkingSet":   func() error { _, err := c.WorkingSet(ctx, &vmmpb.WorkingSetRequest{}); return err },
+		"Prepare":      func() error { _, err := c.Prepare(ctx, &vmmpb.PrepareRequest{}); return err },
 		"SetBalloon":   func() error { _, err := c.SetBalloon(ctx, &vmmpb.SetBalloonRequest{}); return err },
 		"BalloonStats": func() error { _, err := c.BalloonStats(ctx, &vmmpb.BalloonStatsRequest{}); return err },
 		"Boot":         func() error { _, err := c.Boot(ctx, &vmmpb.BootRequest{}); return err },

@@ -258,7 +258,15 @@ func wholeLife(t *testing.T, command func(*testing.T) *exec.Cmd) {
 	}
 	p.quit()
 
+	prefetches(t, command, dir)
+
 	p = start(t, command)
+	if _, err := p.Prepare(p.ctx(), &vmmpb.PrepareRequest{Vcpus: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Prepare(p.ctx(), &vmmpb.PrepareRequest{Vcpus: 1}); apierr.As(apierr.FromStatus(err)).Code != apierr.AlreadyRunning {
+		t.Errorf("prepared twice: %v", err)
+	}
 	if _, err := p.Restore(p.ctx(), &vmmpb.RestoreRequest{
 		Machine: p.machine(dir), State: p.send(in("state"), os.O_RDONLY), BaseMemory: p.send(in("mem"), os.O_RDONLY),
 	}); err != nil {
@@ -291,6 +299,34 @@ func wholeLife(t *testing.T, command func(*testing.T) *exec.Cmd) {
 		if err := errors.Join(snapshot.VerifyMemory(in("mem"), state), snapshot.VerifyDiff(in(diff), state)); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// prefetches records a working set and restores with it.
+func prefetches(t *testing.T, command func(*testing.T) *exec.Cmd, dir string) {
+	t.Helper()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	const record = os.O_CREATE | os.O_TRUNC | os.O_RDWR
+	for _, workingSet := range []string{"", in("ws")} {
+		p := start(t, command)
+		req := &vmmpb.RestoreRequest{
+			Machine: p.machine(dir), State: p.send(in("state"), os.O_RDONLY), BaseMemory: p.send(in("mem"), os.O_RDONLY),
+		}
+		if workingSet != "" {
+			req.WorkingSet = p.send(workingSet, os.O_RDONLY)
+		}
+		if _, err := p.Restore(p.ctx(), req); err != nil {
+			t.Fatal(err)
+		}
+		parks(t, p.vsock)
+		got, err := p.WorkingSet(p.ctx(), &vmmpb.WorkingSetRequest{File: p.send(in("ws2"), record)})
+		if err != nil || got.Pages == 0 {
+			t.Fatalf("%v, %v", got, err)
+		}
+		if err := os.Rename(in("ws2"), in("ws")); err != nil {
+			t.Fatal(err)
+		}
+		p.quit()
 	}
 }
 

@@ -32,9 +32,10 @@ type server struct {
 	quitOnce sync.Once
 
 	// mu guards the making of the machine, not its operations.
-	mu      sync.Mutex
-	machine *machine.Machine
-	making  bool
+	mu       sync.Mutex
+	machine  *machine.Machine
+	prepared *machine.Prepared // for the machine that is to come; nil once that got it
+	making   bool
 }
 
 // newServer returns a server that owns inbox and vsock.
@@ -51,6 +52,7 @@ func (s *server) close() error {
 	if s.vsock != nil {
 		err = errors.Join(err, s.vsock.Close())
 	}
+	s.prepared.Close()
 	if m := s.current(); m != nil {
 		err = errors.Join(err, m.Close())
 	}
@@ -96,6 +98,9 @@ func (s *server) create(f func() (*machine.Machine, error)) error {
 // Preconditions: making.
 func (s *server) complete(cfg *machine.Config) {
 	cfg.Host = s.host
+	s.mu.Lock()
+	cfg.Prepared, s.prepared = s.prepared, nil
+	s.mu.Unlock()
 	if cfg.Vsock != nil {
 		cfg.Vsock.Listener, s.vsock = s.vsock, nil
 	}
@@ -124,6 +129,18 @@ func (s *server) linger(m *machine.Machine) {
 	}
 }
 
+// Prepare implements vmmpb.VMMService.
+func (s *server) Prepare(_ context.Context, r *vmmpb.PrepareRequest) (*vmmpb.PrepareResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.making || s.machine != nil || s.prepared != nil {
+		return nil, apierr.ToStatus(apierr.New(apierr.AlreadyRunning, "this process has its machine already, or what is needed for it"))
+	}
+	var err error
+	s.prepared, err = s.host.Prepare(int(r.GetVcpus()))
+	return &vmmpb.PrepareResponse{}, status(err)
+}
+
 // Boot implements vmmpb.VMMService.
 func (s *server) Boot(_ context.Context, r *vmmpb.BootRequest) (*vmmpb.BootResponse, error) {
 	err := s.create(func() (*machine.Machine, error) {
@@ -149,6 +166,7 @@ func (s *server) Restore(_ context.Context, r *vmmpb.RestoreRequest) (*vmmpb.Res
 		c := claims{from: s.inbox}
 		cfg := c.config(r.GetMachine())
 		from := machine.Snapshot{State: c.file(r.GetState()), Base: c.file(r.GetBaseMemory()), Diff: c.optional(r.GetDiffMemory())}
+		from.WorkingSet = c.optional(r.GetWorkingSet())
 		if err := c.check(); err != nil {
 			return nil, err
 		}

@@ -50,6 +50,7 @@ func (p *Process) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.
 	h.send(&r.State, os.O_RDONLY)
 	h.send(&r.BaseMemory, os.O_RDONLY)
 	h.send(&r.DiffMemory, os.O_RDONLY)
+	h.sendIfThere(&r.WorkingSet)
 	if h.err != nil {
 		return nil, h.err
 	}
@@ -101,6 +102,22 @@ func (p *Process) Checkpoint(ctx context.Context, r *vmmpb.CheckpointRequest) (_
 		return nil, h.err
 	}
 	return p.VMMService.Checkpoint(ctx, r)
+}
+
+// WorkingSet is that of vmmpb.VMMService, but the request names the file by the path at which it is made, in place of one that is
+// there.
+func (p *Process) WorkingSet(ctx context.Context, r *vmmpb.WorkingSetRequest) (*vmmpb.WorkingSetResponse, error) {
+	r = proto.CloneOf(r)
+	h, err := p.handOver(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	h.send(&r.File, os.O_CREATE|os.O_TRUNC|os.O_RDWR)
+	if h.err != nil {
+		return nil, h.err
+	}
+	return p.VMMService.WorkingSet(ctx, r)
 }
 
 // handover is the files of one call on their way to the process.
@@ -179,6 +196,14 @@ func (h *handover) send(path *string, flags int) {
 func (h *handover) pass(name *string, f *os.File) {
 	*name = fileName(h.p.sent.Add(1), *name)
 	h.err = h.to.Send(h.ctx, *name, f)
+}
+
+// sendIfThere is send for reading, but a file that is missing is none.
+func (h *handover) sendIfThere(path *string) {
+	if _, err := os.Stat(*path); errors.Is(err, os.ErrNotExist) {
+		*path = ""
+	}
+	h.send(path, os.O_RDONLY)
 }
 
 func (h *handover) removeMade() error {

@@ -594,6 +594,86 @@ func (x *Net) GetLimitTx() *RateLimit {
 	return nil
 }
 
+type PrepareRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Vcpus         uint32                 `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"` // 1-8
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareRequest) Reset() {
+	*x = PrepareRequest{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareRequest) ProtoMessage() {}
+
+func (x *PrepareRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareRequest.ProtoReflect.Descriptor instead.
+func (*PrepareRequest) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PrepareRequest) GetVcpus() uint32 {
+	if x != nil {
+		return x.Vcpus
+	}
+	return 0
+}
+
+type PrepareResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareResponse) Reset() {
+	*x = PrepareResponse{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareResponse) ProtoMessage() {}
+
+func (x *PrepareResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareResponse.ProtoReflect.Descriptor instead.
+func (*PrepareResponse) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
+}
+
 type BootRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
@@ -606,7 +686,7 @@ type BootRequest struct {
 
 func (x *BootRequest) Reset() {
 	*x = BootRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +698,7 @@ func (x *BootRequest) String() string {
 func (*BootRequest) ProtoMessage() {}
 
 func (x *BootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +711,7 @@ func (x *BootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootRequest.ProtoReflect.Descriptor instead.
 func (*BootRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BootRequest) GetMachine() *Machine {
@@ -670,7 +750,7 @@ type BootResponse struct {
 
 func (x *BootResponse) Reset() {
 	*x = BootResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +762,7 @@ func (x *BootResponse) String() string {
 func (*BootResponse) ProtoMessage() {}
 
 func (x *BootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +775,7 @@ func (x *BootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootResponse.ProtoReflect.Descriptor instead.
 func (*BootResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
 }
 
 type RestoreRequest struct {
@@ -705,13 +785,14 @@ type RestoreRequest struct {
 	BaseMemory    string                 `protobuf:"bytes,3,opt,name=base_memory,json=baseMemory,proto3" json:"base_memory,omitempty"` // file: flat, mapped MAP_PRIVATE
 	DiffMemory    string                 `protobuf:"bytes,4,opt,name=diff_memory,json=diffMemory,proto3" json:"diff_memory,omitempty"` // file written by Save as DIFF; empty when the saved machine is the base itself
 	Stopped       bool                   `protobuf:"varint,5,opt,name=stopped,proto3" json:"stopped,omitempty"`                        // leave the vCPUs paused
+	WorkingSet    string                 `protobuf:"bytes,7,opt,name=working_set,json=workingSet,proto3" json:"working_set,omitempty"` // file written by WorkingSet: what to read ahead; empty for nothing, one that is damaged is ignored
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +804,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +817,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RestoreRequest) GetMachine() *Machine {
@@ -774,6 +855,13 @@ func (x *RestoreRequest) GetStopped() bool {
 	return false
 }
 
+func (x *RestoreRequest) GetWorkingSet() string {
+	if x != nil {
+		return x.WorkingSet
+	}
+	return ""
+}
+
 type RestoreResponse struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	PhaseOpenUs    uint64                 `protobuf:"varint,1,opt,name=phase_open_us,json=phaseOpenUs,proto3" json:"phase_open_us,omitempty"`          // files opened, state decoded and verified
@@ -785,7 +873,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +885,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +898,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RestoreResponse) GetPhaseOpenUs() uint64 {
@@ -842,7 +930,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +942,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +955,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
 }
 
 type PauseResponse struct {
@@ -878,7 +966,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -890,7 +978,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -903,7 +991,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
 }
 
 type ResumeRequest struct {
@@ -914,7 +1002,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -926,7 +1014,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -939,7 +1027,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
 }
 
 type ResumeResponse struct {
@@ -950,7 +1038,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1050,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1063,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
 }
 
 type SaveRequest struct {
@@ -989,7 +1077,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1089,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1102,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SaveRequest) GetKind() SaveKind {
@@ -1051,7 +1139,7 @@ type SaveResponse struct {
 
 func (x *SaveResponse) Reset() {
 	*x = SaveResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1151,7 @@ func (x *SaveResponse) String() string {
 func (*SaveResponse) ProtoMessage() {}
 
 func (x *SaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1164,7 @@ func (x *SaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
 func (*SaveResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SaveResponse) GetStateBytes() uint64 {
@@ -1129,7 +1217,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1229,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1242,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CheckpointRequest) GetState() string {
@@ -1195,7 +1283,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1207,7 +1295,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1220,7 +1308,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CheckpointResponse) GetSaved() *SaveResponse {
@@ -1237,6 +1325,102 @@ func (x *CheckpointResponse) GetStoppedUs() uint64 {
 	return 0
 }
 
+type WorkingSetRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	File          string                 `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"` // file: empty, open for reading and writing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkingSetRequest) Reset() {
+	*x = WorkingSetRequest{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkingSetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkingSetRequest) ProtoMessage() {}
+
+func (x *WorkingSetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkingSetRequest.ProtoReflect.Descriptor instead.
+func (*WorkingSetRequest) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *WorkingSetRequest) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+type WorkingSetResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pages         uint64                 `protobuf:"varint,1,opt,name=pages,proto3" json:"pages,omitempty"`                                   // 4 KiB pages
+	PagesWritten  uint64                 `protobuf:"varint,2,opt,name=pages_written,json=pagesWritten,proto3" json:"pages_written,omitempty"` // those of them that the machine has written
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkingSetResponse) Reset() {
+	*x = WorkingSetResponse{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkingSetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkingSetResponse) ProtoMessage() {}
+
+func (x *WorkingSetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkingSetResponse.ProtoReflect.Descriptor instead.
+func (*WorkingSetResponse) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *WorkingSetResponse) GetPages() uint64 {
+	if x != nil {
+		return x.Pages
+	}
+	return 0
+}
+
+func (x *WorkingSetResponse) GetPagesWritten() uint64 {
+	if x != nil {
+		return x.PagesWritten
+	}
+	return 0
+}
+
 type SetBalloonRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TargetBytes   uint64                 `protobuf:"varint,1,opt,name=target_bytes,json=targetBytes,proto3" json:"target_bytes,omitempty"` // rounded down to pages of 4 KiB; at most the guest's memory
@@ -1246,7 +1430,7 @@ type SetBalloonRequest struct {
 
 func (x *SetBalloonRequest) Reset() {
 	*x = SetBalloonRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1442,7 @@ func (x *SetBalloonRequest) String() string {
 func (*SetBalloonRequest) ProtoMessage() {}
 
 func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1455,7 @@ func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBalloonRequest.ProtoReflect.Descriptor instead.
 func (*SetBalloonRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetBalloonRequest) GetTargetBytes() uint64 {
@@ -1289,7 +1473,7 @@ type SetBalloonResponse struct {
 
 func (x *SetBalloonResponse) Reset() {
 	*x = SetBalloonResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1301,7 +1485,7 @@ func (x *SetBalloonResponse) String() string {
 func (*SetBalloonResponse) ProtoMessage() {}
 
 func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1314,7 +1498,7 @@ func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBalloonResponse.ProtoReflect.Descriptor instead.
 func (*SetBalloonResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
 }
 
 type BalloonStatsRequest struct {
@@ -1326,7 +1510,7 @@ type BalloonStatsRequest struct {
 
 func (x *BalloonStatsRequest) Reset() {
 	*x = BalloonStatsRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1522,7 @@ func (x *BalloonStatsRequest) String() string {
 func (*BalloonStatsRequest) ProtoMessage() {}
 
 func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1535,7 @@ func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonStatsRequest.ProtoReflect.Descriptor instead.
 func (*BalloonStatsRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *BalloonStatsRequest) GetWaitMs() uint32 {
@@ -1370,7 +1554,7 @@ type BalloonStatsResponse struct {
 
 func (x *BalloonStatsResponse) Reset() {
 	*x = BalloonStatsResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1382,7 +1566,7 @@ func (x *BalloonStatsResponse) String() string {
 func (*BalloonStatsResponse) ProtoMessage() {}
 
 func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1395,7 +1579,7 @@ func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonStatsResponse.ProtoReflect.Descriptor instead.
 func (*BalloonStatsResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *BalloonStatsResponse) GetBalloon() *BalloonState {
@@ -1419,7 +1603,7 @@ type BalloonState struct {
 
 func (x *BalloonState) Reset() {
 	*x = BalloonState{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1615,7 @@ func (x *BalloonState) String() string {
 func (*BalloonState) ProtoMessage() {}
 
 func (x *BalloonState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1628,7 @@ func (x *BalloonState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonState.ProtoReflect.Descriptor instead.
 func (*BalloonState) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *BalloonState) GetTargetBytes() uint64 {
@@ -1490,7 +1674,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1686,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1699,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{29}
 }
 
 type StatusResponse struct {
@@ -1534,7 +1718,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1730,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1743,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{26}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StatusResponse) GetState() string {
@@ -1626,7 +1810,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1822,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1835,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{27}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{31}
 }
 
 type WaitResponse struct {
@@ -1665,7 +1849,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1677,7 +1861,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1690,7 +1874,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{28}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WaitResponse) GetReason() string {
@@ -1722,7 +1906,7 @@ type QuitRequest struct {
 
 func (x *QuitRequest) Reset() {
 	*x = QuitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[29]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +1918,7 @@ func (x *QuitRequest) String() string {
 func (*QuitRequest) ProtoMessage() {}
 
 func (x *QuitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[29]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +1931,7 @@ func (x *QuitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitRequest.ProtoReflect.Descriptor instead.
 func (*QuitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{29}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{33}
 }
 
 type QuitResponse struct {
@@ -1758,7 +1942,7 @@ type QuitResponse struct {
 
 func (x *QuitResponse) Reset() {
 	*x = QuitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[30]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1770,7 +1954,7 @@ func (x *QuitResponse) String() string {
 func (*QuitResponse) ProtoMessage() {}
 
 func (x *QuitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[30]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1783,7 +1967,7 @@ func (x *QuitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitResponse.ProtoReflect.Descriptor instead.
 func (*QuitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{30}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{34}
 }
 
 var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
@@ -1828,13 +2012,16 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\x03tap\x18\x02 \x01(\tR\x03tap\x12\x10\n" +
 	"\x03mac\x18\x03 \x01(\fR\x03mac\x120\n" +
 	"\blimit_rx\x18\x04 \x01(\v2\x15.torpor.vmm.RateLimitR\alimitRx\x120\n" +
-	"\blimit_tx\x18\x05 \x01(\v2\x15.torpor.vmm.RateLimitR\alimitTx\"\x86\x01\n" +
+	"\blimit_tx\x18\x05 \x01(\v2\x15.torpor.vmm.RateLimitR\alimitTx\"&\n" +
+	"\x0ePrepareRequest\x12\x14\n" +
+	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\"\x11\n" +
+	"\x0fPrepareResponse\"\x86\x01\n" +
 	"\vBootRequest\x12-\n" +
 	"\amachine\x18\x01 \x01(\v2\x13.torpor.vmm.MachineR\amachine\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\x16\n" +
 	"\x06initrd\x18\x03 \x01(\tR\x06initrd\x12\x18\n" +
 	"\acmdline\x18\x04 \x01(\tR\acmdline\"\x0e\n" +
-	"\fBootResponse\"\xb1\x01\n" +
+	"\fBootResponse\"\xd2\x01\n" +
 	"\x0eRestoreRequest\x12-\n" +
 	"\amachine\x18\x01 \x01(\v2\x13.torpor.vmm.MachineR\amachine\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1f\n" +
@@ -1842,7 +2029,9 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"baseMemory\x12\x1f\n" +
 	"\vdiff_memory\x18\x04 \x01(\tR\n" +
 	"diffMemory\x12\x18\n" +
-	"\astopped\x18\x05 \x01(\bR\astopped\"\x81\x01\n" +
+	"\astopped\x18\x05 \x01(\bR\astopped\x12\x1f\n" +
+	"\vworking_set\x18\a \x01(\tR\n" +
+	"workingSet\"\x81\x01\n" +
 	"\x0fRestoreResponse\x12\"\n" +
 	"\rphase_open_us\x18\x01 \x01(\x04R\vphaseOpenUs\x12 \n" +
 	"\fphase_kvm_us\x18\x02 \x01(\x04R\n" +
@@ -1873,7 +2062,12 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\x12CheckpointResponse\x12.\n" +
 	"\x05saved\x18\x01 \x01(\v2\x18.torpor.vmm.SaveResponseR\x05saved\x12\x1d\n" +
 	"\n" +
-	"stopped_us\x18\x02 \x01(\x04R\tstoppedUs\"6\n" +
+	"stopped_us\x18\x02 \x01(\x04R\tstoppedUs\"'\n" +
+	"\x11WorkingSetRequest\x12\x12\n" +
+	"\x04file\x18\x01 \x01(\tR\x04file\"O\n" +
+	"\x12WorkingSetResponse\x12\x14\n" +
+	"\x05pages\x18\x01 \x01(\x04R\x05pages\x12#\n" +
+	"\rpages_written\x18\x02 \x01(\x04R\fpagesWritten\"6\n" +
 	"\x11SetBalloonRequest\x12!\n" +
 	"\ftarget_bytes\x18\x01 \x01(\x04R\vtargetBytes\"\x14\n" +
 	"\x12SetBalloonResponse\".\n" +
@@ -1916,8 +2110,9 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\bSaveKind\x12\x19\n" +
 	"\x15SAVE_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSAVE_KIND_FULL\x10\x01\x12\x12\n" +
-	"\x0eSAVE_KIND_DIFF\x10\x022\xe2\x05\n" +
-	"\x03VMM\x129\n" +
+	"\x0eSAVE_KIND_DIFF\x10\x022\xf3\x06\n" +
+	"\x03VMM\x12B\n" +
+	"\aPrepare\x12\x1a.torpor.vmm.PrepareRequest\x1a\x1b.torpor.vmm.PrepareResponse\x129\n" +
 	"\x04Boot\x12\x17.torpor.vmm.BootRequest\x1a\x18.torpor.vmm.BootResponse\x12B\n" +
 	"\aRestore\x12\x1a.torpor.vmm.RestoreRequest\x1a\x1b.torpor.vmm.RestoreResponse\x12<\n" +
 	"\x05Pause\x12\x18.torpor.vmm.PauseRequest\x1a\x19.torpor.vmm.PauseResponse\x12?\n" +
@@ -1925,6 +2120,8 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\x04Save\x12\x17.torpor.vmm.SaveRequest\x1a\x18.torpor.vmm.SaveResponse\x12K\n" +
 	"\n" +
 	"Checkpoint\x12\x1d.torpor.vmm.CheckpointRequest\x1a\x1e.torpor.vmm.CheckpointResponse\x12K\n" +
+	"\n" +
+	"WorkingSet\x12\x1d.torpor.vmm.WorkingSetRequest\x1a\x1e.torpor.vmm.WorkingSetResponse\x12K\n" +
 	"\n" +
 	"SetBalloon\x12\x1d.torpor.vmm.SetBalloonRequest\x1a\x1e.torpor.vmm.SetBalloonResponse\x12Q\n" +
 	"\fBalloonStats\x12\x1f.torpor.vmm.BalloonStatsRequest\x1a .torpor.vmm.BalloonStatsResponse\x12?\n" +
@@ -1945,7 +2142,7 @@ func file_api_vmmpb_vmm_proto_rawDescGZIP() []byte {
 }
 
 var file_api_vmmpb_vmm_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_api_vmmpb_vmm_proto_goTypes = []any{
 	(SaveKind)(0),                // 0: torpor.vmm.SaveKind
 	(*Machine)(nil),              // 1: torpor.vmm.Machine
@@ -1956,30 +2153,34 @@ var file_api_vmmpb_vmm_proto_goTypes = []any{
 	(*Console)(nil),              // 6: torpor.vmm.Console
 	(*Balloon)(nil),              // 7: torpor.vmm.Balloon
 	(*Net)(nil),                  // 8: torpor.vmm.Net
-	(*BootRequest)(nil),          // 9: torpor.vmm.BootRequest
-	(*BootResponse)(nil),         // 10: torpor.vmm.BootResponse
-	(*RestoreRequest)(nil),       // 11: torpor.vmm.RestoreRequest
-	(*RestoreResponse)(nil),      // 12: torpor.vmm.RestoreResponse
-	(*PauseRequest)(nil),         // 13: torpor.vmm.PauseRequest
-	(*PauseResponse)(nil),        // 14: torpor.vmm.PauseResponse
-	(*ResumeRequest)(nil),        // 15: torpor.vmm.ResumeRequest
-	(*ResumeResponse)(nil),       // 16: torpor.vmm.ResumeResponse
-	(*SaveRequest)(nil),          // 17: torpor.vmm.SaveRequest
-	(*SaveResponse)(nil),         // 18: torpor.vmm.SaveResponse
-	(*CheckpointRequest)(nil),    // 19: torpor.vmm.CheckpointRequest
-	(*CheckpointResponse)(nil),   // 20: torpor.vmm.CheckpointResponse
-	(*SetBalloonRequest)(nil),    // 21: torpor.vmm.SetBalloonRequest
-	(*SetBalloonResponse)(nil),   // 22: torpor.vmm.SetBalloonResponse
-	(*BalloonStatsRequest)(nil),  // 23: torpor.vmm.BalloonStatsRequest
-	(*BalloonStatsResponse)(nil), // 24: torpor.vmm.BalloonStatsResponse
-	(*BalloonState)(nil),         // 25: torpor.vmm.BalloonState
-	(*StatusRequest)(nil),        // 26: torpor.vmm.StatusRequest
-	(*StatusResponse)(nil),       // 27: torpor.vmm.StatusResponse
-	(*WaitRequest)(nil),          // 28: torpor.vmm.WaitRequest
-	(*WaitResponse)(nil),         // 29: torpor.vmm.WaitResponse
-	(*QuitRequest)(nil),          // 30: torpor.vmm.QuitRequest
-	(*QuitResponse)(nil),         // 31: torpor.vmm.QuitResponse
-	nil,                          // 32: torpor.vmm.BalloonState.StatsEntry
+	(*PrepareRequest)(nil),       // 9: torpor.vmm.PrepareRequest
+	(*PrepareResponse)(nil),      // 10: torpor.vmm.PrepareResponse
+	(*BootRequest)(nil),          // 11: torpor.vmm.BootRequest
+	(*BootResponse)(nil),         // 12: torpor.vmm.BootResponse
+	(*RestoreRequest)(nil),       // 13: torpor.vmm.RestoreRequest
+	(*RestoreResponse)(nil),      // 14: torpor.vmm.RestoreResponse
+	(*PauseRequest)(nil),         // 15: torpor.vmm.PauseRequest
+	(*PauseResponse)(nil),        // 16: torpor.vmm.PauseResponse
+	(*ResumeRequest)(nil),        // 17: torpor.vmm.ResumeRequest
+	(*ResumeResponse)(nil),       // 18: torpor.vmm.ResumeResponse
+	(*SaveRequest)(nil),          // 19: torpor.vmm.SaveRequest
+	(*SaveResponse)(nil),         // 20: torpor.vmm.SaveResponse
+	(*CheckpointRequest)(nil),    // 21: torpor.vmm.CheckpointRequest
+	(*CheckpointResponse)(nil),   // 22: torpor.vmm.CheckpointResponse
+	(*WorkingSetRequest)(nil),    // 23: torpor.vmm.WorkingSetRequest
+	(*WorkingSetResponse)(nil),   // 24: torpor.vmm.WorkingSetResponse
+	(*SetBalloonRequest)(nil),    // 25: torpor.vmm.SetBalloonRequest
+	(*SetBalloonResponse)(nil),   // 26: torpor.vmm.SetBalloonResponse
+	(*BalloonStatsRequest)(nil),  // 27: torpor.vmm.BalloonStatsRequest
+	(*BalloonStatsResponse)(nil), // 28: torpor.vmm.BalloonStatsResponse
+	(*BalloonState)(nil),         // 29: torpor.vmm.BalloonState
+	(*StatusRequest)(nil),        // 30: torpor.vmm.StatusRequest
+	(*StatusResponse)(nil),       // 31: torpor.vmm.StatusResponse
+	(*WaitRequest)(nil),          // 32: torpor.vmm.WaitRequest
+	(*WaitResponse)(nil),         // 33: torpor.vmm.WaitResponse
+	(*QuitRequest)(nil),          // 34: torpor.vmm.QuitRequest
+	(*QuitResponse)(nil),         // 35: torpor.vmm.QuitResponse
+	nil,                          // 36: torpor.vmm.BalloonState.StatsEntry
 }
 var file_api_vmmpb_vmm_proto_depIdxs = []int32{
 	2,  // 0: torpor.vmm.Machine.disks:type_name -> torpor.vmm.Disk
@@ -1996,34 +2197,38 @@ var file_api_vmmpb_vmm_proto_depIdxs = []int32{
 	1,  // 11: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
 	0,  // 12: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
 	0,  // 13: torpor.vmm.CheckpointRequest.kind:type_name -> torpor.vmm.SaveKind
-	18, // 14: torpor.vmm.CheckpointResponse.saved:type_name -> torpor.vmm.SaveResponse
-	25, // 15: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
-	32, // 16: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
-	25, // 17: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
-	9,  // 18: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
-	11, // 19: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
-	13, // 20: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
-	15, // 21: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
-	17, // 22: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
-	19, // 23: torpor.vmm.VMM.Checkpoint:input_type -> torpor.vmm.CheckpointRequest
-	21, // 24: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
-	23, // 25: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
-	26, // 26: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
-	28, // 27: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
-	30, // 28: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
-	10, // 29: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
-	12, // 30: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
-	14, // 31: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
-	16, // 32: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
-	18, // 33: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
-	20, // 34: torpor.vmm.VMM.Checkpoint:output_type -> torpor.vmm.CheckpointResponse
-	22, // 35: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
-	24, // 36: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
-	27, // 37: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
-	29, // 38: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
-	31, // 39: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
-	29, // [29:40] is the sub-list for method output_type
-	18, // [18:29] is the sub-list for method input_type
+	20, // 14: torpor.vmm.CheckpointResponse.saved:type_name -> torpor.vmm.SaveResponse
+	29, // 15: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
+	36, // 16: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
+	29, // 17: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
+	9,  // 18: torpor.vmm.VMM.Prepare:input_type -> torpor.vmm.PrepareRequest
+	11, // 19: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
+	13, // 20: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
+	15, // 21: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
+	17, // 22: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
+	19, // 23: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
+	21, // 24: torpor.vmm.VMM.Checkpoint:input_type -> torpor.vmm.CheckpointRequest
+	23, // 25: torpor.vmm.VMM.WorkingSet:input_type -> torpor.vmm.WorkingSetRequest
+	25, // 26: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
+	27, // 27: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
+	30, // 28: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
+	32, // 29: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
+	34, // 30: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
+	10, // 31: torpor.vmm.VMM.Prepare:output_type -> torpor.vmm.PrepareResponse
+	12, // 32: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
+	14, // 33: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
+	16, // 34: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
+	18, // 35: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
+	20, // 36: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
+	22, // 37: torpor.vmm.VMM.Checkpoint:output_type -> torpor.vmm.CheckpointResponse
+	24, // 38: torpor.vmm.VMM.WorkingSet:output_type -> torpor.vmm.WorkingSetResponse
+	26, // 39: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
+	28, // 40: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
+	31, // 41: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
+	33, // 42: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
+	35, // 43: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
+	31, // [31:44] is the sub-list for method output_type
+	18, // [18:31] is the sub-list for method input_type
 	18, // [18:18] is the sub-list for extension type_name
 	18, // [18:18] is the sub-list for extension extendee
 	0,  // [0:18] is the sub-list for field type_name
@@ -2040,7 +2245,7 @@ func file_api_vmmpb_vmm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_vmmpb_vmm_proto_rawDesc), len(file_api_vmmpb_vmm_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   32,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -8,12 +8,14 @@ import (
 )
 
 type VMMService interface {
+	Prepare(context.Context, *PrepareRequest) (*PrepareResponse, error)
 	Boot(context.Context, *BootRequest) (*BootResponse, error)
 	Restore(context.Context, *RestoreRequest) (*RestoreResponse, error)
 	Pause(context.Context, *PauseRequest) (*PauseResponse, error)
 	Resume(context.Context, *ResumeRequest) (*ResumeResponse, error)
 	Save(context.Context, *SaveRequest) (*SaveResponse, error)
 	Checkpoint(context.Context, *CheckpointRequest) (*CheckpointResponse, error)
+	WorkingSet(context.Context, *WorkingSetRequest) (*WorkingSetResponse, error)
 	SetBalloon(context.Context, *SetBalloonRequest) (*SetBalloonResponse, error)
 	BalloonStats(context.Context, *BalloonStatsRequest) (*BalloonStatsResponse, error)
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
@@ -24,6 +26,13 @@ type VMMService interface {
 func RegisterVMMService(srv *ttrpc.Server, svc VMMService) {
 	srv.RegisterService("torpor.vmm.VMM", &ttrpc.ServiceDesc{
 		Methods: map[string]ttrpc.Method{
+			"Prepare": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req PrepareRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.Prepare(ctx, &req)
+			},
 			"Boot": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req BootRequest
 				if err := unmarshal(&req); err != nil {
@@ -65,6 +74,13 @@ func RegisterVMMService(srv *ttrpc.Server, svc VMMService) {
 					return nil, err
 				}
 				return svc.Checkpoint(ctx, &req)
+			},
+			"WorkingSet": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req WorkingSetRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.WorkingSet(ctx, &req)
 			},
 			"SetBalloon": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req SetBalloonRequest
@@ -115,6 +131,14 @@ func NewVMMClient(client *ttrpc.Client) VMMService {
 	}
 }
 
+func (c *vmmClient) Prepare(ctx context.Context, req *PrepareRequest) (*PrepareResponse, error) {
+	var resp PrepareResponse
+	if err := c.client.Call(ctx, "torpor.vmm.VMM", "Prepare", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
 func (c *vmmClient) Boot(ctx context.Context, req *BootRequest) (*BootResponse, error) {
 	var resp BootResponse
 	if err := c.client.Call(ctx, "torpor.vmm.VMM", "Boot", req, &resp); err != nil {
@@ -158,6 +182,14 @@ func (c *vmmClient) Save(ctx context.Context, req *SaveRequest) (*SaveResponse, 
 func (c *vmmClient) Checkpoint(ctx context.Context, req *CheckpointRequest) (*CheckpointResponse, error) {
 	var resp CheckpointResponse
 	if err := c.client.Call(ctx, "torpor.vmm.VMM", "Checkpoint", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *vmmClient) WorkingSet(ctx context.Context, req *WorkingSetRequest) (*WorkingSetResponse, error) {
+	var resp WorkingSetResponse
+	if err := c.client.Call(ctx, "torpor.vmm.VMM", "WorkingSet", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -12,7 +12,7 @@ import (
 	"torpor/vmm/x86"
 )
 
-// Config is a machine before it exists. Its files and its listener, and those of a Kernel or a Snapshot beside it, are the
+// Config is a machine before it exists. Its files, its listener and what was prepared for it, and those of a Kernel or a Snapshot beside it, are the
 // machine's from the call of Boot or Restore on: they are closed when it fails, at the latest by the machine's Close if not.
 type Config struct {
 	Host        *Host  // stays the caller's, and open until the machine is closed
@@ -24,6 +24,8 @@ type Config struct {
 	CPUTemplate string   // what CPUs of a fleet have in common (x86.FindTemplate); "" is x86.TemplateHost
 	Balloon     *Balloon // nil: none
 	Net         []Net    // eth0, eth1, ... in this order
+
+	Prepared *Prepared // what Host.Prepare made for as many vCPUs; nil, or for another number: that is made now
 }
 
 // Disk is a read-only base with copy-on-write layers over it (package cow).
@@ -75,6 +77,7 @@ func (c Config) close() {
 	for _, d := range c.Disks {
 		_ = d.files().Close()
 	}
+	c.Prepared.Close()
 	if c.Vsock != nil && c.Vsock.Listener != nil {
 		_ = c.Vsock.Listener.Close()
 	}

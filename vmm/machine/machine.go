@@ -70,6 +70,7 @@ type Machine struct {
 	mu       sync.Mutex
 	clock    uint64   // kvmclock at the pause, ns; valid while paused
 	baseSums []uint32 // checksums of the base memory; nil without one
+	recorder recorder // of the working set
 }
 
 // assemble builds the machine around its memory, everything but vCPU and device state. It takes ram over, whatever happens, and
@@ -89,20 +90,17 @@ func assemble(cfg Config, mem *ram, log zerolog.Logger) (_ *Machine, err error) 
 	if m.cpu, err = x86.FindTemplate(cfg.CPUTemplate); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	if m.vm, err = m.host.kvm.CreateVM(); err != nil {
-		return nil, fmt.Errorf("create VM: %w", err)
-	}
-	u.add(func() { _ = m.vm.Close() })
-	if err := m.platform(); err != nil {
-		return nil, err
-	}
-	for id := range cfg.VCPUs {
-		c, err := newVCPU(m.vm, id)
-		if err != nil {
+	made := cfg.Prepared.take(cfg.VCPUs)
+	if made == nil {
+		cfg.Prepared.Close()
+		if made, err = m.host.Prepare(cfg.VCPUs); err != nil {
 			return nil, err
 		}
-		u.add(c.close)
-		m.vcpus = append(m.vcpus, c)
+	}
+	u.add(made.Close)
+	m.vm, m.vcpus = made.vm, made.vcpus
+	if err := m.mapMemory(); err != nil {
+		return nil, err
 	}
 	if err := m.wire(cfg, &u); err != nil {
 		return nil, err
@@ -112,17 +110,8 @@ func assemble(cfg Config, mem *ram, log zerolog.Logger) (_ *Machine, err error) 
 	return m, nil
 }
 
-// platform sets up what comes before the vCPUs: interrupt controllers and memory.
-func (m *Machine) platform() error {
-	if err := m.vm.SetTSSAddr(x86.TSSAddr); err != nil {
-		return fmt.Errorf("set up VM: %w", err)
-	}
-	if err := m.vm.SetIdentityMapAddr(x86.IdentityAddr); err != nil {
-		return fmt.Errorf("set up VM: %w", err)
-	}
-	if err := m.vm.CreateIRQChip(); err != nil {
-		return fmt.Errorf("set up VM: %w", err)
-	}
+// mapMemory gives the guest its memory.
+func (m *Machine) mapMemory() error {
 	for i, r := range m.ram.mem.Regions() {
 		if err := m.vm.SetMemoryRegion(uint32(i), uint64(r.GPA), r.Bytes); err != nil {
 			return fmt.Errorf("set up %d bytes of memory at %#x: %w", len(r.Bytes), uint64(r.GPA), err)

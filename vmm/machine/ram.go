@@ -19,6 +19,8 @@ type ram struct {
 	mem  *guestmem.Memory
 	base *os.File // nil: anonymous memory
 
+	prefetch *prefetch // nil: none
+
 	// mu guards what a balloon changes while the guest runs.
 	mu        sync.Mutex
 	inherited []pageRange // ascending
@@ -76,6 +78,7 @@ func newRestoredRAM(f *os.File, size uint64) (_ *ram, err error) {
 }
 
 func (r *ram) close() {
+	r.prefetch.end()
 	for _, region := range r.mem.Regions() {
 		_ = guestmem.Unmap(region.Bytes)
 	}

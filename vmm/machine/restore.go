@@ -18,6 +18,8 @@ type Snapshot struct {
 	State *os.File
 	Base  *os.File // flat memory image
 	Diff  *os.File // pages that differ from it; nil when the saved machine is the base itself
+
+	WorkingSet *os.File // what to read ahead (Machine.WorkingSet), of this memory or of one below it; nil for nothing
 }
 
 // Phases is how long the parts of a restore took.
@@ -36,7 +38,7 @@ func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Ma
 		*d, begin = now.Sub(begin), now
 	}
 	defer func() {
-		closeFiles(from.State, from.Diff) // what is mapped of the diff outlives the descriptor
+		closeFiles(from.State, from.Diff, from.WorkingSet) // what is mapped of the diff outlives the descriptor
 		if err != nil {
 			closeFiles(from.Base)
 			cfg.close()
@@ -67,6 +69,9 @@ func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Ma
 			mem.close()
 			return nil, phases, err
 		}
+	}
+	if from.WorkingSet != nil {
+		mem.prefetch, from.WorkingSet = startPrefetch(mem, from.WorkingSet, log), nil
 	}
 	lap(&phases.Open)
 	m, err := assemble(cfg, mem, log)
