@@ -421,8 +421,8 @@ func TestConfig(t *testing.T) {
 // The room beyond what cannot be reclaimed is what keeps page cache from killing.
 func TestMemoryLimitLeavesRoom(t *testing.T) {
 	for _, guest := range []uint64{0, 128 << 20, 512 << 20, 4 << 30, 16 << 30} {
-		tables := guest / 128
-		if room := memoryMax(guest) - guest - tables; room < 300<<20 {
+		tables := guest / 64
+		if room := memoryMax(guest) - 2*guest - tables; room < 300<<20 {
 			t.Errorf("a guest of %d MiB leaves %d MiB", guest>>20, room>>20)
 		}
 	}

@@ -12,8 +12,8 @@ import (
 // memoryMax is memory.max for a guest of so many bytes.
 //
 // It must bound what a VMM run wild takes, and never be what kills an honest one. What cannot be reclaimed is the guest's memory,
-// at most every page of it copied; what the kernel needs to map it (page tables here and in KVM, memory slots: below 1/128 of
-// the guest); and the process itself. Page cache is charged to whoever touched a page first: to the first microVM of a
+// at most every page of it copied, and copied once more while a checkpoint is written and the guest writes all of it anew; what the kernel needs to map it (page tables here, in KVM and in a checkpoint's view, memory
+// slots: below 1/64 of the guest); and the process itself. Page cache is charged to whoever touched a page first: to the first microVM of a
 // template all that it reads of the shared memory image and the shared disk, and to each what it writes to its disk and its
 // snapshot. All of that can be reclaimed (a mapped page of an image is dropped and read again; a written one is written back,
 // and its writer waits for that), so the limit leads to reclaim and not to the OOM killer, as long as there is room left for
@@ -23,7 +23,7 @@ func memoryMax(guest uint64) uint64 {
 		process   = 64 << 20
 		pageCache = 256 << 20
 	)
-	return guest + guest/64 + process + pageCache
+	return 2*guest + guest/64 + process + pageCache
 }
 
 // cpuPeriod is the kernel's default, in microseconds.

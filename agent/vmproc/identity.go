@@ -45,33 +45,49 @@ func bootID() (string, error) {
 }
 
 func startTime(pid int) (uint64, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, ErrGone
-	}
-	if err != nil {
-		return 0, fmt.Errorf("read the start time of process %d: %w", pid, err)
-	}
-	state, start, err := parseStat(raw)
-	if err == nil && (state == 'Z' || state == 'X') {
-		return 0, ErrGone // ended, and only not collected by its parent yet
-	}
-	return start, err
+	s, err := readStat(pid)
+	return s.start, err
 }
 
-// parseStat returns fields 3 (state) and 22 (start time) of a /proc/PID/stat line. Field 2 is the command in parentheses and may hold anything, so the
-// fields are counted from the last ")" (proc_pid_stat(5)).
-func parseStat(raw []byte) (state byte, start uint64, err error) {
+// stat is what is wanted of /proc/PID/stat.
+type stat struct {
+	state  byte   // field 3
+	parent int    // field 4
+	start  uint64 // field 22, clock ticks since boot
+}
+
+// readStat is ErrGone for a process that has ended, and only was not collected by its parent yet.
+func readStat(pid int) (stat, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, os.ErrNotExist) {
+		return stat{}, ErrGone
+	}
+	if err != nil {
+		return stat{}, fmt.Errorf("read the state of process %d: %w", pid, err)
+	}
+	s, err := parseStat(raw)
+	if err == nil && (s.state == 'Z' || s.state == 'X') {
+		err = ErrGone
+	}
+	return s, err
+}
+
+// parseStat parses a /proc/PID/stat line. Field 2 is the command in parentheses and may hold anything, so the fields are counted from the last ")"
+// (proc_pid_stat(5)).
+func parseStat(raw []byte) (s stat, err error) {
 	end := bytes.LastIndexByte(raw, ')')
 	if end < 0 {
-		return 0, 0, fmt.Errorf("malformed stat line %q", raw)
+		return s, fmt.Errorf("malformed stat line %q", raw)
 	}
 	fields := bytes.Fields(raw[end+1:]) // fields[0] is field 3
 	if len(fields) < 20 {
-		return 0, 0, fmt.Errorf("stat line with %d fields after the command", len(fields))
+		return s, fmt.Errorf("stat line with %d fields after the command", len(fields))
 	}
-	start, err = strconv.ParseUint(string(fields[19]), 10, 64)
-	return fields[0][0], start, err
+	s.state = fields[0][0]
+	var errs [2]error
+	s.parent, errs[0] = strconv.Atoi(string(fields[1]))
+	s.start, errs[1] = strconv.ParseUint(string(fields[19]), 10, 64)
+	return s, errors.Join(errs[:]...)
 }
 
 // Found is a torpor-vmm process seen in /proc.
@@ -92,12 +108,8 @@ func scan(runDir string) ([]Found, error) {
 		if err != nil {
 			continue
 		}
-		raw, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil {
-			continue // it ended, or is not ours to read
-		}
-		name, ok := machineOf(raw, runDir)
-		if !ok {
+		name, ok := machineRunBy(pid, runDir)
+		if !ok || isView(pid, name, runDir) {
 			continue
 		}
 		if id, err := identify(pid); err == nil {
@@ -105,6 +117,26 @@ func scan(runDir string) ([]Found, error) {
 		}
 	}
 	return found, nil
+}
+
+// machineRunBy returns the machine of process pid, if it is a VMM of runDir.
+func machineRunBy(pid int, runDir string) (string, bool) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return "", false // it ended, or is not ours to read
+	}
+	return machineOf(raw, runDir)
+}
+
+// isView tells a view of a VMM's memory (vmm/memview) from the VMM: it is a child of it and has its command line. It ends with
+// its parent.
+func isView(pid int, name, runDir string) bool {
+	s, err := readStat(pid)
+	if err != nil {
+		return false
+	}
+	parents, ok := machineRunBy(s.parent, runDir)
+	return ok && parents == name
 }
 
 // machineOf decides from a command line whether it is a VMM of runDir, and of which machine.

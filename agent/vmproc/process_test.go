@@ -123,7 +123,17 @@ func standIn(args []string) int {
 	}
 	l, err := net.FileListener(os.NewFile(3, "control"))
 	if err != nil {
+		if name == "iview" { // the child
+			_, _ = io.Copy(io.Discard, os.Stdin)
+		}
 		return 1
+	}
+	if name == "iview" {
+		child := exec.Command(os.Args[0], os.Args[1:]...)
+		child.Env = os.Environ()
+		if _, err := child.StdinPipe(); err != nil || child.Start() != nil { // it ends with us
+			return 1
+		}
 	}
 	files, err := net.FileListener(os.NewFile(4, "files"))
 	if err != nil {
@@ -240,6 +250,19 @@ func TestStartOfAVMMThatHangsEndsWithItsBudgetAndLeavesNoProcess(t *testing.T) {
 	}
 }
 
+// What a VMM takes as a view of its memory is a process with its command line, and no VMM.
+func TestScanKnowsAViewFromAVMM(t *testing.T) {
+	s := supervisor(t)
+	p := start(t, s, "iview")
+	if out, err := exec.Command("pgrep", "-P", itoa(p.Identity().PID)).Output(); err != nil || len(out) == 0 {
+		t.Fatalf("it has no child: %v", err)
+	}
+	found, err := s.Scan()
+	if err != nil || len(found) != 1 || found[0].Identity != p.Identity() {
+		t.Errorf("found %v, %v", found, err)
+	}
+}
+
 func TestAnotherAgentTakesAProcessOver(t *testing.T) {
 	s := supervisor(t)
 	first := start(t, s, "i1")
@@ -349,15 +372,15 @@ func FuzzParseStat(f *testing.F) {
 		f.Add(raw)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		if _, n, err := parseStat(raw); err == nil && n == 0 && !bytes.Contains(raw, []byte("0")) {
+		if s, err := parseStat(raw); err == nil && s.start == 0 && !bytes.Contains(raw, []byte("0")) {
 			t.Errorf("%q has start time 0", raw)
 		}
 	})
 }
 
 func TestParseStatCountsFromTheLastParenthesis(t *testing.T) {
-	state, n, err := parseStat([]byte("42 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20"))
-	if err != nil || n != 777 || state != 'S' {
-		t.Errorf("got %d, %v", n, err)
+	s, err := parseStat([]byte("42 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20"))
+	if err != nil || s != (stat{state: 'S', parent: 1, start: 777}) {
+		t.Errorf("got %+v, %v", s, err)
 	}
 }

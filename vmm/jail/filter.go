@@ -5,6 +5,10 @@ import "golang.org/x/sys/unix"
 // goThread is how the Go runtime makes a thread (runtime/os_linux.go, cloneFlags, and CLONE_SETTLS from its assembly).
 const goThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_SYSVSEM | unix.CLONE_THREAD | unix.CLONE_SETTLS
 
+// view is how a view of memory is taken (package memview): the child of a plain clone, which has this filter, too, and is counted
+// by the same limits on threads as the threads are.
+const view = uint32(unix.SIGCHLD)
+
 // always are the calls that are let through whatever their arguments are: they reach nothing but this process and the files
 // it has open. Those that are made most come first.
 var always = []uint32{
@@ -23,6 +27,8 @@ var always = []uint32{
 	// Open sockets.
 	unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_SENDTO, unix.SYS_ACCEPT4, unix.SYS_SHUTDOWN,
 	unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT,
+	// A view of memory: the pipes to it, what it inherits and does not want, its end.
+	unix.SYS_PIPE2, unix.SYS_CLOSE_RANGE, unix.SYS_WAIT4,
 	// Random numbers for the guest.
 	unix.SYS_GETRANDOM,
 }
@@ -41,7 +47,7 @@ func rules(ioctls []uint32) []rule {
 		// Memory that can be written is never executed, nor is memory of the process ever changed into code: there is no
 		// mprotect.
 		{number: unix.SYS_MMAP, when: []match{{2, unix.PROT_EXEC, []uint32{0}}}, then: allow, others: kill},
-		{number: unix.SYS_CLONE, when: []match{{0, whole, []uint32{goThread}}}, then: allow, others: kill},
+		{number: unix.SYS_CLONE, when: []match{{0, whole, []uint32{goThread, view}}}, then: allow, others: kill},
 		// Its flags are in memory, where a filter cannot see them. Who gets this answer goes back to clone.
 		{number: unix.SYS_CLONE3, then: refuse(unix.ENOSYS)},
 		{number: unix.SYS_FCNTL, when: []match{{1, whole, []uint32{

@@ -1,6 +1,7 @@
 package kvm
 
 import (
+	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -89,6 +90,10 @@ func (vm *VM) CreateVCPU(id int) (*VCPU, error) {
 	page, err := unix.Mmap(int(fd), 0, vm.runBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, closeOn(os.NewSyscallError("mmap kvm_run", err), func() error { return closeFD(int(fd)) })
+	}
+	// A copy of the process, which is a view of memory, could do nothing with it but keep the VM alive.
+	if err := unix.Madvise(page, unix.MADV_DONTFORK); err != nil {
+		return nil, errors.Join(os.NewSyscallError("madvise kvm_run", err), unix.Munmap(page), closeFD(int(fd)))
 	}
 	return &VCPU{fd: int(fd), page: page}, nil
 }
