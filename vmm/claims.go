@@ -35,6 +35,15 @@ func (c *claims) optional(name string) *os.File {
 	return c.file(name)
 }
 
+// all takes the files of several names.
+func (c *claims) all(names []string) []*os.File {
+	var files []*os.File
+	for _, name := range names {
+		files = append(files, c.file(name))
+	}
+	return files
+}
+
 // check closes what was taken if something is missing.
 func (c *claims) check() error {
 	if len(c.errs) == 0 {

@@ -286,7 +286,7 @@ func wholeLife(t *testing.T, command func(*testing.T) *exec.Cmd) {
 		t.Fatal(err)
 	}
 	if _, err := p.Save(p.ctx(), &vmmpb.SaveRequest{
-		Kind: vmmpb.SaveKind_SAVE_KIND_DIFF, State: p.send(in("state2"), create), Memory: p.send(in("diff"), create),
+		Kind: vmmpb.SaveKind_SAVE_KIND_CUMULATIVE, State: p.send(in("state2"), create), Memory: p.send(in("diff"), create),
 	}); err != nil {
 		t.Fatal(err)
 	}

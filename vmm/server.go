@@ -165,7 +165,7 @@ func (s *server) Restore(_ context.Context, r *vmmpb.RestoreRequest) (*vmmpb.Res
 	err := s.create(func() (m *machine.Machine, err error) {
 		c := claims{from: s.inbox}
 		cfg := c.config(r.GetMachine())
-		from := machine.Snapshot{State: c.file(r.GetState()), Base: c.file(r.GetBaseMemory()), Diff: c.optional(r.GetDiffMemory())}
+		from := machine.Snapshot{State: c.file(r.GetState()), Base: c.file(r.GetBaseMemory()), Layers: c.all(r.GetMemoryLayers())}
 		from.WorkingSet = c.optional(r.GetWorkingSet())
 		if err := c.check(); err != nil {
 			return nil, err
@@ -209,17 +209,17 @@ func (s *server) Save(_ context.Context, r *vmmpb.SaveRequest) (*vmmpb.SaveRespo
 	if err != nil {
 		return nil, err
 	}
-	kind, err := memoryKind(r.GetKind())
+	kind, err := saveKind(r.GetKind())
 	if err != nil {
 		return nil, err
 	}
 	c := claims{from: s.inbox}
-	state, memory := c.file(r.GetState()), c.file(r.GetMemory())
+	state, memory, tops := c.file(r.GetState()), c.file(r.GetMemory()), c.all(r.GetTops())
 	if err := c.check(); err != nil {
 		return nil, status(err)
 	}
 	start := time.Now()
-	saved, err := m.Save(kind, state, memory)
+	saved, err := m.Save(machine.SaveOptions{Kind: kind, BytesPerSecond: r.GetBytesPerSecond(), Tops: tops}, state, memory)
 	if err != nil {
 		return nil, status(err)
 	}
@@ -234,15 +234,12 @@ func (s *server) Checkpoint(_ context.Context, r *vmmpb.CheckpointRequest) (*vmm
 	if err != nil {
 		return nil, err
 	}
-	kind, err := memoryKind(r.GetKind())
+	kind, err := saveKind(r.GetKind())
 	if err != nil {
 		return nil, err
 	}
 	c := claims{from: s.inbox}
-	to := machine.Checkpoint{Kind: kind, State: c.file(r.GetState()), Memory: c.file(r.GetMemory())}
-	for _, top := range r.GetTops() {
-		to.Tops = append(to.Tops, c.file(top))
-	}
+	to := machine.Checkpoint{Kind: kind, State: c.file(r.GetState()), Memory: c.file(r.GetMemory()), Tops: c.all(r.GetTops())}
 	if err := c.check(); err != nil {
 		return nil, status(err)
 	}
@@ -256,13 +253,15 @@ func (s *server) Checkpoint(_ context.Context, r *vmmpb.CheckpointRequest) (*vmm
 	return &vmmpb.CheckpointResponse{Saved: saveResponse(saved), StoppedUs: uint64(stopped.Microseconds())}, nil
 }
 
-// memoryKind is what a request wants saved of memory.
-func memoryKind(k vmmpb.SaveKind) (snapshot.MemoryKind, error) {
-	kind, ok := map[vmmpb.SaveKind]snapshot.MemoryKind{
-		vmmpb.SaveKind_SAVE_KIND_FULL: snapshot.Full, vmmpb.SaveKind_SAVE_KIND_DIFF: snapshot.Diff,
+// saveKind is what a request wants saved of memory.
+func saveKind(k vmmpb.SaveKind) (machine.SaveKind, error) {
+	kind, ok := map[vmmpb.SaveKind]machine.SaveKind{
+		vmmpb.SaveKind_SAVE_KIND_FULL:       machine.SaveFull,
+		vmmpb.SaveKind_SAVE_KIND_DIFF:       machine.SaveDiff,
+		vmmpb.SaveKind_SAVE_KIND_CUMULATIVE: machine.SaveCumulative,
 	}[k]
 	if !ok {
-		return 0, apierr.ToStatus(apierr.New(apierr.BadRequest, "kind must be full or diff"))
+		return 0, apierr.ToStatus(apierr.New(apierr.BadRequest, "kind must be full, diff or cumulative"))
 	}
 	return kind, nil
 }
@@ -270,8 +269,16 @@ func memoryKind(k vmmpb.SaveKind) (snapshot.MemoryKind, error) {
 func saveResponse(saved machine.Saved) *vmmpb.SaveResponse {
 	return &vmmpb.SaveResponse{
 		StateBytes: saved.StateBytes, MemoryBytes: saved.MemoryBytes,
-		PagesData: saved.DataPages, PagesZero: saved.ZeroPages, PagesElided: saved.ElidedPages,
+		PagesData: saved.DataPages, PagesZero: saved.ZeroPages, PagesBase: saved.BasePages, PagesElided: saved.ElidedPages,
+		StateSha256: saved.StateSHA256[:], MemoryDigest: saved.Memory[:], MemoryParent: digestOrNone(saved.Parent),
 	}
+}
+
+func digestOrNone(d snapshot.Digest) []byte {
+	if d.IsZero() {
+		return nil
+	}
+	return d[:]
 }
 
 // Status implements vmmpb.VMMService.

@@ -273,8 +273,8 @@ func (v *fakeVM) Boot(context.Context, *vmmpb.BootRequest) (*vmmpb.BootResponse,
 func (v *fakeVM) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.RestoreResponse, error) {
 	err := v.in(ctx, "restore", []string{"idle"}, func() error {
 		from := r.BaseMemory
-		if r.DiffMemory != "" {
-			from = r.DiffMemory
+		if n := len(r.MemoryLayers); n > 0 {
+			from = r.MemoryLayers[n-1]
 		}
 		raw, err := os.ReadFile(from)
 		if err != nil {

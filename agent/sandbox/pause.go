@@ -171,7 +171,7 @@ func (s *Sandbox) pauseVM(ctx context.Context, vm VM) error {
 func (s *Sandbox) save(ctx context.Context, vm VM, draft *snapcache.Draft) error {
 	budget, cancel := context.WithTimeout(ctx, s.m.cfg.Budgets.Save)
 	defer cancel()
-	req := &vmmpb.SaveRequest{Kind: vmmpb.SaveKind_SAVE_KIND_DIFF, State: draft.Path(stateFile), Memory: draft.Path(diffFile)}
+	req := &vmmpb.SaveRequest{Kind: vmmpb.SaveKind_SAVE_KIND_CUMULATIVE, State: draft.Path(stateFile), Memory: draft.Path(diffFile)}
 	if _, err := vm.Save(budget, req); err != nil {
 		return fmt.Errorf("save the VM: %w", err)
 	}

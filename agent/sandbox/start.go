@@ -214,7 +214,7 @@ func (s *Sandbox) restoreRequest(ctx context.Context, plan *startPlan) (*vmmpb.R
 		if err := snap.Verify(stateFile); err != nil { // small; the memory's chunks are checked by the VMM as it reads them
 			return nil, err
 		}
-		req.State, req.DiffMemory = snap.Path(stateFile), snap.Path(diffFile)
+		req.State, req.MemoryLayers = snap.Path(stateFile), []string{snap.Path(diffFile)}
 		if plan.frozen == nil {
 			plan.frozen = snap.Manifest.Layers
 		}

@@ -49,7 +49,9 @@ func (p *Process) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.
 	h.machine(r.GetMachine())
 	h.send(&r.State, os.O_RDONLY)
 	h.send(&r.BaseMemory, os.O_RDONLY)
-	h.send(&r.DiffMemory, os.O_RDONLY)
+	for i := range r.GetMemoryLayers() {
+		h.send(&r.MemoryLayers[i], os.O_RDONLY)
+	}
 	h.sendIfThere(&r.WorkingSet)
 	if h.err != nil {
 		return nil, h.err
@@ -58,7 +60,7 @@ func (p *Process) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.
 }
 
 // Save is that of vmmpb.VMMService, but the request names files by the paths at which it makes them. They must not exist; on
-// error they are gone again.
+// error they are gone again. The new tops exist.
 func (p *Process) Save(ctx context.Context, r *vmmpb.SaveRequest) (_ *vmmpb.SaveResponse, err error) {
 	r = proto.CloneOf(r)
 	h, err := p.handOver(ctx)
@@ -73,6 +75,9 @@ func (p *Process) Save(ctx context.Context, r *vmmpb.SaveRequest) (_ *vmmpb.Save
 	}()
 	h.send(&r.State, os.O_CREATE|os.O_EXCL|os.O_RDWR)
 	h.send(&r.Memory, os.O_CREATE|os.O_EXCL|os.O_RDWR)
+	for i := range r.GetTops() {
+		h.send(&r.Tops[i], os.O_RDWR)
+	}
 	if h.err != nil {
 		return nil, h.err
 	}

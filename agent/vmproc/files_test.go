@@ -94,7 +94,7 @@ func TestFilesNobodyTakesGoAway(t *testing.T) {
 	p := start(t, supervisor(t), "i1")
 	in := dirOf(t, "state", "base", "diff")
 	for range fdpass.MaxHeld {
-		if _, err := p.Restore(bounded(t), &vmmpb.RestoreRequest{State: in("state"), BaseMemory: in("base"), DiffMemory: in("diff")}); err != nil {
+		if _, err := p.Restore(bounded(t), &vmmpb.RestoreRequest{State: in("state"), BaseMemory: in("base"), MemoryLayers: []string{in("diff")}}); err != nil {
 			t.Fatal(err)
 		}
 	}

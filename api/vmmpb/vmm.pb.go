@@ -32,7 +32,8 @@ type SaveKind int32
 const (
 	SaveKind_SAVE_KIND_UNSPECIFIED SaveKind = 0
 	SaveKind_SAVE_KIND_FULL        SaveKind = 1 // flat, sparse memory file, usable as base_memory
-	SaveKind_SAVE_KIND_DIFF        SaveKind = 2 // only pages that differ from base_memory
+	SaveKind_SAVE_KIND_DIFF        SaveKind = 2 // a layer: only pages that differ from what the machine was restored from (base and layers)
+	SaveKind_SAVE_KIND_CUMULATIVE  SaveKind = 3 // a layer: only pages that differ from base_memory
 )
 
 // Enum value maps for SaveKind.
@@ -41,11 +42,13 @@ var (
 		0: "SAVE_KIND_UNSPECIFIED",
 		1: "SAVE_KIND_FULL",
 		2: "SAVE_KIND_DIFF",
+		3: "SAVE_KIND_CUMULATIVE",
 	}
 	SaveKind_value = map[string]int32{
 		"SAVE_KIND_UNSPECIFIED": 0,
 		"SAVE_KIND_FULL":        1,
 		"SAVE_KIND_DIFF":        2,
+		"SAVE_KIND_CUMULATIVE":  3,
 	}
 )
 
@@ -779,13 +782,14 @@ func (*BootResponse) Descriptor() ([]byte, []int) {
 }
 
 type RestoreRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`                         // shape must equal the saved one
-	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`                             // file written by Save
-	BaseMemory    string                 `protobuf:"bytes,3,opt,name=base_memory,json=baseMemory,proto3" json:"base_memory,omitempty"` // file: flat, mapped MAP_PRIVATE
-	DiffMemory    string                 `protobuf:"bytes,4,opt,name=diff_memory,json=diffMemory,proto3" json:"diff_memory,omitempty"` // file written by Save as DIFF; empty when the saved machine is the base itself
-	Stopped       bool                   `protobuf:"varint,5,opt,name=stopped,proto3" json:"stopped,omitempty"`                        // leave the vCPUs paused
-	WorkingSet    string                 `protobuf:"bytes,7,opt,name=working_set,json=workingSet,proto3" json:"working_set,omitempty"` // file written by WorkingSet: what to read ahead; empty for nothing, one that is damaged is ignored
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Machine      *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`                               // shape must equal the saved one
+	State        string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`                                   // file written by Save
+	BaseMemory   string                 `protobuf:"bytes,3,opt,name=base_memory,json=baseMemory,proto3" json:"base_memory,omitempty"`       // file: flat, mapped MAP_PRIVATE
+	MemoryLayers []string               `protobuf:"bytes,6,rep,name=memory_layers,json=memoryLayers,proto3" json:"memory_layers,omitempty"` // files: what Save wrote as DIFF or CUMULATIVE, oldest first, the saved one last; none when
+	// the saved machine is the base itself
+	Stopped       bool   `protobuf:"varint,5,opt,name=stopped,proto3" json:"stopped,omitempty"`                        // leave the vCPUs paused
+	WorkingSet    string `protobuf:"bytes,7,opt,name=working_set,json=workingSet,proto3" json:"working_set,omitempty"` // file written by WorkingSet: what to read ahead; empty for nothing, one that is damaged is ignored
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -841,11 +845,11 @@ func (x *RestoreRequest) GetBaseMemory() string {
 	return ""
 }
 
-func (x *RestoreRequest) GetDiffMemory() string {
+func (x *RestoreRequest) GetMemoryLayers() []string {
 	if x != nil {
-		return x.DiffMemory
+		return x.MemoryLayers
 	}
-	return ""
+	return nil
 }
 
 func (x *RestoreRequest) GetStopped() bool {
@@ -1067,12 +1071,14 @@ func (*ResumeResponse) Descriptor() ([]byte, []int) {
 }
 
 type SaveRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          SaveKind               `protobuf:"varint,1,opt,name=kind,proto3,enum=torpor.vmm.SaveKind" json:"kind,omitempty"`
-	State         string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`   // file: empty, open for reading and writing
-	Memory        string                 `protobuf:"bytes,3,opt,name=memory,proto3" json:"memory,omitempty"` // file: empty, open for reading and writing
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Kind           SaveKind               `protobuf:"varint,1,opt,name=kind,proto3,enum=torpor.vmm.SaveKind" json:"kind,omitempty"`
+	State          string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`                                            // file: empty, open for reading and writing
+	Memory         string                 `protobuf:"bytes,3,opt,name=memory,proto3" json:"memory,omitempty"`                                          // file: empty, open for reading and writing
+	BytesPerSecond uint64                 `protobuf:"varint,4,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // at most this much is written in a second; 0: no limit
+	Tops           []string               `protobuf:"bytes,5,rep,name=tops,proto3" json:"tops,omitempty"`                                              // files: empty layers (vmm/cow), one for each writable disk, in order: the disks' tops from now on if
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SaveRequest) Reset() {
@@ -1126,13 +1132,33 @@ func (x *SaveRequest) GetMemory() string {
 	return ""
 }
 
+func (x *SaveRequest) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *SaveRequest) GetTops() []string {
+	if x != nil {
+		return x.Tops
+	}
+	return nil
+}
+
 type SaveResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	StateBytes    uint64                 `protobuf:"varint,1,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
-	MemoryBytes   uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // bytes allocated on disk for memory
-	PagesData     uint64                 `protobuf:"varint,3,opt,name=pages_data,json=pagesData,proto3" json:"pages_data,omitempty"`       // 4 KiB pages stored
-	PagesZero     uint64                 `protobuf:"varint,4,opt,name=pages_zero,json=pagesZero,proto3" json:"pages_zero,omitempty"`       // recorded as zero without data
-	PagesElided   uint64                 `protobuf:"varint,5,opt,name=pages_elided,json=pagesElided,proto3" json:"pages_elided,omitempty"` // touched but equal to the base
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	StateBytes  uint64                 `protobuf:"varint,1,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
+	MemoryBytes uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // bytes allocated on disk for memory
+	PagesData   uint64                 `protobuf:"varint,3,opt,name=pages_data,json=pagesData,proto3" json:"pages_data,omitempty"`       // 4 KiB pages stored
+	PagesZero   uint64                 `protobuf:"varint,4,opt,name=pages_zero,json=pagesZero,proto3" json:"pages_zero,omitempty"`       // recorded as zero without data
+	PagesElided uint64                 `protobuf:"varint,5,opt,name=pages_elided,json=pagesElided,proto3" json:"pages_elided,omitempty"` // touched but equal to what is below
+	PagesBase   uint64                 `protobuf:"varint,9,opt,name=pages_base,json=pagesBase,proto3" json:"pages_base,omitempty"`       // recorded as equal to base_memory, without data, where a layer below differs from it
+	// With these nobody needs to read the files again to know them.
+	StateSha256  []byte `protobuf:"bytes,6,opt,name=state_sha256,json=stateSha256,proto3" json:"state_sha256,omitempty"`    // SHA-256 of the state file
+	MemoryDigest []byte `protobuf:"bytes,7,opt,name=memory_digest,json=memoryDigest,proto3" json:"memory_digest,omitempty"` // names the memory: of a layer, SHA-256 of its header and table, which holds a checksum of every
+	// run; of a full memory, the digest of its chunks' checksums (vmm/snapshot/FORMAT.md)
+	MemoryParent  []byte `protobuf:"bytes,8,opt,name=memory_parent,json=memoryParent,proto3" json:"memory_parent,omitempty"` // memory_digest of what a layer lies upon; empty for a full memory
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1200,6 +1226,34 @@ func (x *SaveResponse) GetPagesElided() uint64 {
 		return x.PagesElided
 	}
 	return 0
+}
+
+func (x *SaveResponse) GetPagesBase() uint64 {
+	if x != nil {
+		return x.PagesBase
+	}
+	return 0
+}
+
+func (x *SaveResponse) GetStateSha256() []byte {
+	if x != nil {
+		return x.StateSha256
+	}
+	return nil
+}
+
+func (x *SaveResponse) GetMemoryDigest() []byte {
+	if x != nil {
+		return x.MemoryDigest
+	}
+	return nil
+}
+
+func (x *SaveResponse) GetMemoryParent() []byte {
+	if x != nil {
+		return x.MemoryParent
+	}
+	return nil
 }
 
 type CheckpointRequest struct {
@@ -2021,17 +2075,16 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\x16\n" +
 	"\x06initrd\x18\x03 \x01(\tR\x06initrd\x12\x18\n" +
 	"\acmdline\x18\x04 \x01(\tR\acmdline\"\x0e\n" +
-	"\fBootResponse\"\xd2\x01\n" +
+	"\fBootResponse\"\xdc\x01\n" +
 	"\x0eRestoreRequest\x12-\n" +
 	"\amachine\x18\x01 \x01(\v2\x13.torpor.vmm.MachineR\amachine\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1f\n" +
 	"\vbase_memory\x18\x03 \x01(\tR\n" +
-	"baseMemory\x12\x1f\n" +
-	"\vdiff_memory\x18\x04 \x01(\tR\n" +
-	"diffMemory\x12\x18\n" +
+	"baseMemory\x12#\n" +
+	"\rmemory_layers\x18\x06 \x03(\tR\fmemoryLayers\x12\x18\n" +
 	"\astopped\x18\x05 \x01(\bR\astopped\x12\x1f\n" +
 	"\vworking_set\x18\a \x01(\tR\n" +
-	"workingSet\"\x81\x01\n" +
+	"workingSetJ\x04\b\x04\x10\x05\"\x81\x01\n" +
 	"\x0fRestoreResponse\x12\"\n" +
 	"\rphase_open_us\x18\x01 \x01(\x04R\vphaseOpenUs\x12 \n" +
 	"\fphase_kvm_us\x18\x02 \x01(\x04R\n" +
@@ -2040,11 +2093,13 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\fPauseRequest\"\x0f\n" +
 	"\rPauseResponse\"\x0f\n" +
 	"\rResumeRequest\"\x10\n" +
-	"\x0eResumeResponse\"e\n" +
+	"\x0eResumeResponse\"\xa3\x01\n" +
 	"\vSaveRequest\x12(\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x14.torpor.vmm.SaveKindR\x04kind\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
-	"\x06memory\x18\x03 \x01(\tR\x06memory\"\xb3\x01\n" +
+	"\x06memory\x18\x03 \x01(\tR\x06memory\x12(\n" +
+	"\x10bytes_per_second\x18\x04 \x01(\x04R\x0ebytesPerSecond\x12\x12\n" +
+	"\x04tops\x18\x05 \x03(\tR\x04tops\"\xbf\x02\n" +
 	"\fSaveResponse\x12\x1f\n" +
 	"\vstate_bytes\x18\x01 \x01(\x04R\n" +
 	"stateBytes\x12!\n" +
@@ -2053,7 +2108,12 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"pages_data\x18\x03 \x01(\x04R\tpagesData\x12\x1d\n" +
 	"\n" +
 	"pages_zero\x18\x04 \x01(\x04R\tpagesZero\x12!\n" +
-	"\fpages_elided\x18\x05 \x01(\x04R\vpagesElided\"\x7f\n" +
+	"\fpages_elided\x18\x05 \x01(\x04R\vpagesElided\x12\x1d\n" +
+	"\n" +
+	"pages_base\x18\t \x01(\x04R\tpagesBase\x12!\n" +
+	"\fstate_sha256\x18\x06 \x01(\fR\vstateSha256\x12#\n" +
+	"\rmemory_digest\x18\a \x01(\fR\fmemoryDigest\x12#\n" +
+	"\rmemory_parent\x18\b \x01(\fR\fmemoryParent\"\x7f\n" +
 	"\x11CheckpointRequest\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x12\n" +
@@ -2106,11 +2166,12 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\x06detail\x18\x02 \x01(\tR\x06detail\x12!\n" +
 	"\fconsole_tail\x18\x03 \x01(\fR\vconsoleTail\"\r\n" +
 	"\vQuitRequest\"\x0e\n" +
-	"\fQuitResponse*M\n" +
+	"\fQuitResponse*g\n" +
 	"\bSaveKind\x12\x19\n" +
 	"\x15SAVE_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSAVE_KIND_FULL\x10\x01\x12\x12\n" +
-	"\x0eSAVE_KIND_DIFF\x10\x022\xf3\x06\n" +
+	"\x0eSAVE_KIND_DIFF\x10\x02\x12\x18\n" +
+	"\x14SAVE_KIND_CUMULATIVE\x10\x032\xf3\x06\n" +
 	"\x03VMM\x12B\n" +
 	"\aPrepare\x12\x1a.torpor.vmm.PrepareRequest\x1a\x1b.torpor.vmm.PrepareResponse\x129\n" +
 	"\x04Boot\x12\x17.torpor.vmm.BootRequest\x1a\x18.torpor.vmm.BootResponse\x12B\n" +

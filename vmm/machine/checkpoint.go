@@ -6,13 +6,12 @@ import (
 	"os"
 	"time"
 
-	"torpor/vmm/snapshot"
 	"torpor/vmm/virtio/mmio"
 )
 
 // Checkpoint is where a snapshot of a running machine goes. All files are the machine's from the call on.
 type Checkpoint struct {
-	Kind          snapshot.MemoryKind
+	Kind          SaveKind
 	State, Memory *os.File   // empty, open for reading and writing
 	Tops          []*os.File // for each disk that can be written an empty layer, its new top (cow.Chain.Freeze)
 }
@@ -49,19 +48,20 @@ func (m *Machine) Checkpoint(to Checkpoint) (_ Saved, stopped time.Duration, err
 
 // checkTo is an ErrConfig (wrapped) for files that cannot be written to.
 func (m *Machine) checkTo(to Checkpoint) error {
+	return errors.Join(m.checkTops(to.Tops), m.canSaveMemory(to.Kind), checkEmpty(to.State), checkEmpty(to.Memory))
+}
+
+func (m *Machine) checkTops(tops []*os.File) error {
 	writable := 0
 	for _, d := range m.disks {
 		if !d.ReadOnly() {
 			writable++
 		}
 	}
-	if len(to.Tops) != writable {
-		return fmt.Errorf("%w: %d new tops for %d disks that can be written", ErrConfig, len(to.Tops), writable)
+	if len(tops) != writable {
+		return fmt.Errorf("%w: %d new tops for %d disks that can be written", ErrConfig, len(tops), writable)
 	}
-	if to.Kind == snapshot.Diff && m.ram.base == nil {
-		return fmt.Errorf("%w: a diff needs a machine restored from base memory", ErrConfig)
-	}
-	return errors.Join(checkEmpty(to.State), checkEmpty(to.Memory))
+	return nil
 }
 
 // checkpointLocked stops the machine and saves it, and has it running again when it returns.

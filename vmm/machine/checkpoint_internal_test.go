@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"torpor/vmm/cow"
-	"torpor/vmm/snapshot"
 )
 
 // checkpoint takes one of m and returns the snapshot's files; base is empty for a full one.
@@ -17,10 +16,10 @@ func checkpoint(t *testing.T, m *Machine, base string, tops ...*os.File) (savedF
 	const create = os.O_CREATE | os.O_EXCL | os.O_RDWR
 	dir := t.TempDir()
 	s := savedFiles{state: filepath.Join(dir, "state"), base: base}
-	to := Checkpoint{Kind: snapshot.Diff, State: openFile(t, s.state, create), Tops: tops}
+	to := Checkpoint{Kind: SaveCumulative, State: openFile(t, s.state, create), Tops: tops}
 	if base == "" {
 		s.base = filepath.Join(dir, "mem")
-		to.Kind, to.Memory = snapshot.Full, openFile(t, s.base, create)
+		to.Kind, to.Memory = SaveFull, openFile(t, s.base, create)
 	} else {
 		s.diff = filepath.Join(dir, "mem.diff")
 		to.Memory = openFile(t, s.diff, create)
@@ -82,7 +81,7 @@ func TestCheckpointRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		return Checkpoint{
-			Kind: snapshot.Full, State: openFile(t, filepath.Join(dir, "state"), create), Memory: openFile(t, filepath.Join(dir, "mem"), create),
+			Kind: SaveFull, State: openFile(t, filepath.Join(dir, "state"), create), Memory: openFile(t, filepath.Join(dir, "mem"), create),
 			Tops: []*os.File{openFile(t, filepath.Join(dir, "top"), os.O_RDWR)},
 		}
 	}
@@ -98,7 +97,7 @@ func TestCheckpointRefuses(t *testing.T) {
 		}
 	}
 	to := files()
-	to.Kind = snapshot.Diff
+	to.Kind = SaveCumulative
 	refused("a diff without a base", to, ErrConfig)
 	to = files()
 	to.Tops = append(to.Tops, openFile(t, filepath.Join(dir, "top"), os.O_RDWR))
@@ -164,5 +163,50 @@ func TestCheckpointSwapsTheTops(t *testing.T) {
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A machine that is saved with new tops runs on and leaves alone what was saved.
+func TestSaveSwapsTheTops(t *testing.T) {
+	cfg, _ := fullConfig(t)
+	m := bootTiny(t, cfg)
+	counts(t, m, 0)
+	disk, old := m.disks[0], cfg.Disks[0].Top.Name()
+	if _, err := disk.WriteAt([]byte("before"), 0); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	if err := cow.Create(in("next"), mib); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	const create = os.O_CREATE | os.O_EXCL | os.O_RDWR
+	two := []*os.File{openFile(t, in("next"), os.O_RDWR), openFile(t, in("next"), os.O_RDWR)}
+	if _, err := m.Save(SaveOptions{Kind: SaveFull, Tops: two}, openFile(t, in("s1"), create), openFile(t, in("m1"), create)); !errors.Is(err, ErrConfig) {
+		t.Errorf("a top too many: %v", err)
+	}
+	checkClosed(t, two[0], two[1])
+	top := []*os.File{openFile(t, in("next"), os.O_RDWR)}
+	if _, err := m.Save(SaveOptions{Kind: SaveFull, Tops: top}, openFile(t, in("s2"), create), openFile(t, in("m2"), create)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := disk.WriteAt([]byte("after!"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	counts(t, m, m.peek(t, tinyCounter))
+	saved, err := cow.OpenChain("", []string{old}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer saved.Close()
+	got := make([]byte, 6)
+	if _, err := saved.ReadAt(got, 0); err != nil || string(got) != "before" {
+		t.Errorf("saved disk reads %q, %v", got, err)
 	}
 }

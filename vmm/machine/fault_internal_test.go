@@ -30,7 +30,7 @@ func TestTruncatedBaseEndsItsMachineAlone(t *testing.T) {
 		t.Errorf("read of a lost page: %v", err)
 	}
 	dir := t.TempDir()
-	if _, err := saveTo(t, r, snapshot.Diff, filepath.Join(dir, "state"), filepath.Join(dir, "mem")); err != nil && !errors.As(err, new(*snapshot.Error)) {
+	if _, err := saveTo(t, r, SaveCumulative, filepath.Join(dir, "state"), filepath.Join(dir, "mem")); err != nil && !errors.As(err, new(*snapshot.Error)) {
 		t.Errorf("save: %v", err)
 	}
 

@@ -11,7 +11,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"torpor/vmm/cow"
-	"torpor/vmm/snapshot"
 )
 
 // testHost is the host of all tests; nil without KVM, for which needKVM skips a test.
@@ -44,16 +43,16 @@ func (s savedFiles) open(t *testing.T) Snapshot {
 	t.Helper()
 	out := Snapshot{State: openFile(t, s.state, os.O_RDONLY), Base: openFile(t, s.base, os.O_RDONLY)}
 	if s.diff != "" {
-		out.Diff = openFile(t, s.diff, os.O_RDONLY)
+		out.Layers = append(out.Layers, openFile(t, s.diff, os.O_RDONLY))
 	}
 	return out
 }
 
 // saveTo saves into new files at two paths.
-func saveTo(t *testing.T, m *Machine, kind snapshot.MemoryKind, state, memory string) (Saved, error) {
+func saveTo(t *testing.T, m *Machine, kind SaveKind, state, memory string) (Saved, error) {
 	t.Helper()
 	const create = os.O_CREATE | os.O_EXCL | os.O_RDWR
-	return m.Save(kind, openFile(t, state, create), openFile(t, memory, create))
+	return m.Save(SaveOptions{Kind: kind}, openFile(t, state, create), openFile(t, memory, create))
 }
 
 func listenVsock(t *testing.T, path string) *net.UnixListener {
@@ -127,9 +126,9 @@ func TestAFailedMachineClosesItsFiles(t *testing.T) {
 		return []interface{ Close() error }{k.Image, k.Initrd}, err
 	}
 	restore := func(cfg Config) ([]interface{ Close() error }, error) {
-		s := Snapshot{State: openFile(t, kernelOf(t, tinyCode), os.O_RDONLY), Base: openFile(t, "/dev/null", os.O_RDONLY), Diff: openFile(t, "/dev/null", os.O_RDONLY)}
+		s := Snapshot{State: openFile(t, kernelOf(t, tinyCode), os.O_RDONLY), Base: openFile(t, "/dev/null", os.O_RDONLY), Layers: []*os.File{openFile(t, "/dev/null", os.O_RDONLY)}}
 		_, _, err := Restore(cfg, s, true, zerolog.Nop())
-		return []interface{ Close() error }{s.State, s.Base, s.Diff}, err
+		return []interface{ Close() error }{s.State, s.Base, s.Layers[0]}, err
 	}
 	for _, c := range []struct {
 		name  string

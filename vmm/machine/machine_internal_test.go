@@ -94,10 +94,10 @@ func save(t *testing.T, m *Machine, base string) (savedFiles, Saved) {
 	t.Helper()
 	dir := t.TempDir()
 	s := savedFiles{state: filepath.Join(dir, "state"), base: base}
-	kind, memory := snapshot.Diff, filepath.Join(dir, "mem.diff")
+	kind, memory := SaveCumulative, filepath.Join(dir, "mem.diff")
 	if base == "" {
 		s.base = filepath.Join(dir, "mem")
-		kind, memory = snapshot.Full, s.base
+		kind, memory = SaveFull, s.base
 	} else {
 		s.diff = memory
 	}
@@ -271,11 +271,11 @@ func TestSaveNeverOverwrites(t *testing.T) {
 	r := restoreTiny(t, testConfig(1, 128*mib), full)
 	fresh := func() *os.File { return openFile(t, filepath.Join(t.TempDir(), "new"), os.O_CREATE|os.O_RDWR) }
 	state, memory := fresh(), openFile(t, full.base, os.O_RDWR)
-	if _, err := r.Save(snapshot.Diff, state, memory); !errors.Is(err, ErrConfig) {
+	if _, err := r.Save(SaveOptions{Kind: SaveCumulative}, state, memory); !errors.Is(err, ErrConfig) {
 		t.Errorf("save onto the mapped base: %v", err)
 	}
 	checkClosed(t, state, memory)
-	if _, err := r.Save(snapshot.Diff, openFile(t, full.state, os.O_RDWR), fresh()); !errors.Is(err, ErrConfig) {
+	if _, err := r.Save(SaveOptions{Kind: SaveCumulative}, openFile(t, full.state, os.O_RDWR), fresh()); !errors.Is(err, ErrConfig) {
 		t.Errorf("save onto a state file: %v", err)
 	}
 	verify(t, full)
@@ -284,11 +284,11 @@ func TestSaveNeverOverwrites(t *testing.T) {
 func TestOperationsAreRefusedByName(t *testing.T) {
 	m := bootTiny(t, testConfig(1, 128*mib))
 	fresh := func() string { return filepath.Join(t.TempDir(), "new") }
-	if _, err := saveTo(t, m, snapshot.Full, fresh(), fresh()); !errors.Is(err, ErrNotPaused) {
+	if _, err := saveTo(t, m, SaveFull, fresh(), fresh()); !errors.Is(err, ErrNotPaused) {
 		t.Errorf("save of a running machine: %v", err)
 	}
 	full, _ := save(t, m, "")
-	if _, err := saveTo(t, m, snapshot.Diff, fresh(), fresh()); !errors.Is(err, ErrConfig) {
+	if _, err := saveTo(t, m, SaveCumulative, fresh(), fresh()); !errors.Is(err, ErrConfig) {
 		t.Errorf("diff without a base: %v", err)
 	}
 	for name, cfg := range map[string]Config{
@@ -315,7 +315,7 @@ func TestTruncatedBaseIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if _, err := saveTo(t, r, snapshot.Full, filepath.Join(dir, "state"), filepath.Join(dir, "mem")); err == nil {
+	if _, err := saveTo(t, r, SaveFull, filepath.Join(dir, "state"), filepath.Join(dir, "mem")); err == nil {
 		t.Error("saved memory that is not there")
 	}
 }

@@ -18,6 +18,8 @@ import (
 type ram struct {
 	mem  *guestmem.Memory
 	base *os.File // nil: anonymous memory
+	// layered: there is a layer over the base.
+	layered bool
 
 	prefetch *prefetch // nil: none
 

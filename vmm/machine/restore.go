@@ -15,9 +15,9 @@ import (
 
 // Snapshot is the open files of a saved machine.
 type Snapshot struct {
-	State *os.File
-	Base  *os.File // flat memory image
-	Diff  *os.File // pages that differ from it; nil when the saved machine is the base itself
+	State  *os.File
+	Base   *os.File   // flat memory image
+	Layers []*os.File // pages that differ from what is below, oldest first; none when the saved machine is the base itself
 
 	WorkingSet *os.File // what to read ahead (Machine.WorkingSet), of this memory or of one below it; nil for nothing
 }
@@ -38,7 +38,7 @@ func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Ma
 		*d, begin = now.Sub(begin), now
 	}
 	defer func() {
-		closeFiles(from.State, from.Diff, from.WorkingSet) // what is mapped of the diff outlives the descriptor
+		closeFiles(append(from.Layers, from.State, from.WorkingSet)...) // what is mapped of a layer outlives the descriptor
 		if err != nil {
 			closeFiles(from.Base)
 			cfg.close()
@@ -55,7 +55,10 @@ func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Ma
 	if err != nil {
 		return nil, phases, err
 	}
-	if (from.Diff != nil) != (state.Memory.Kind == snapshot.Diff) {
+	if len(from.Layers) > 1 {
+		return nil, phases, fmt.Errorf("%w: more than one memory layer is not read yet", ErrConfig)
+	}
+	if (len(from.Layers) > 0) != (state.Memory.Kind == snapshot.Diff) {
 		return nil, phases, &snapshot.Error{
 			Part: "state", Err: fmt.Errorf("%w: its memory is of kind %v", snapshot.ErrMismatch, state.Memory.Kind),
 		}
@@ -64,8 +67,9 @@ func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Ma
 	if err != nil {
 		return nil, phases, err
 	}
-	if from.Diff != nil {
-		if err := mem.applyDiff(from.Diff, state); err != nil {
+	if len(from.Layers) > 0 {
+		mem.layered = true
+		if err := mem.applyDiff(from.Layers[0], state); err != nil {
 			mem.close()
 			return nil, phases, err
 		}

@@ -2,6 +2,7 @@ package machine
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -23,14 +24,39 @@ type Saved struct {
 	MemoryBytes uint64 // allocated on disk
 	DataPages   uint64 // stored
 	ZeroPages   uint64 // recorded as zero without data
-	ElidedPages uint64 // written by the guest, but equal to the base
+	BasePages   uint64 // recorded as equal to the base without data
+	ElidedPages uint64 // written by the guest, but equal to what is below
+
+	StateSHA256 [sha256.Size]byte
+	Memory      snapshot.Digest // names the memory file
+	Parent      snapshot.Digest // names what that lies upon; zero for a full memory
+}
+
+// SaveKind says what memory Save writes.
+type SaveKind int
+
+// The kinds.
+const (
+	SaveFull       SaveKind = iota + 1 // a flat image
+	SaveDiff                           // a layer: what differs from what the machine was restored from
+	SaveCumulative                     // a layer: what differs from the base
+)
+
+// SaveOptions say how to save.
+type SaveOptions struct {
+	Kind           SaveKind
+	BytesPerSecond uint64     // at most this much is written in a second; 0: no limit
+	Tops           []*os.File // new tops of the disks after a save that succeeded; none: they keep theirs
 }
 
 // Save writes state and memory of a paused machine to two files, which are empty and open for reading and writing, and makes
 // them durable; it flushes the disks too. It closes the files, whatever comes of it; on error their contents mean nothing. The
 // machine stays paused and may be resumed.
-func (m *Machine) Save(kind snapshot.MemoryKind, state, memory *os.File) (_ Saved, err error) {
-	defer func() { err = errors.Join(err, state.Close(), memory.Close()) }()
+func (m *Machine) Save(o SaveOptions, state, memory *os.File) (saved Saved, err error) {
+	defer func() {
+		closeFiles(o.Tops...)
+		err = errors.Join(err, state.Close(), memory.Close())
+	}()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch State(m.state.Load()) {
@@ -40,8 +66,8 @@ func (m *Machine) Save(kind snapshot.MemoryKind, state, memory *os.File) (_ Save
 		return Saved{}, ErrNotPaused
 	case Paused:
 	}
-	if kind == snapshot.Diff && m.ram.base == nil {
-		return Saved{}, fmt.Errorf("%w: a diff needs a machine restored from base memory", ErrConfig)
+	if err := m.canSave(o); err != nil {
+		return Saved{}, err
 	}
 	// A file with something in it may be one that this or another machine has mapped.
 	if err := errors.Join(checkEmpty(state), checkEmpty(memory)); err != nil {
@@ -54,16 +80,48 @@ func (m *Machine) Save(kind snapshot.MemoryKind, state, memory *os.File) (_ Save
 	if err != nil {
 		return Saved{}, err
 	}
-	return m.writeLocked(kind, s, state, memory)
+	if saved, err = m.writeLocked(o.Kind, s, state, memory); err != nil || len(o.Tops) == 0 {
+		return saved, err
+	}
+	tops := o.Tops
+	o.Tops = nil // the disks'
+	return saved, m.freezeLocked(tops)
+}
+
+func (m *Machine) canSave(o SaveOptions) error {
+	if o.BytesPerSecond > 0 {
+		return fmt.Errorf("%w: a save takes no limit yet", ErrConfig)
+	}
+	if len(o.Tops) > 0 {
+		if err := m.checkTops(o.Tops); err != nil {
+			return err
+		}
+	}
+	return m.canSaveMemory(o.Kind)
+}
+
+func (m *Machine) canSaveMemory(kind SaveKind) error {
+	switch {
+	case kind < SaveFull || kind > SaveCumulative:
+		return fmt.Errorf("%w: save kind %d", ErrConfig, kind)
+	case kind != SaveFull && m.ram.base == nil:
+		return fmt.Errorf("%w: a diff needs a machine restored from base memory", ErrConfig)
+	case kind == SaveDiff && m.ram.layered:
+		return fmt.Errorf("%w: a diff to memory layers is not written yet, only to the base", ErrConfig)
+	}
+	return nil
 }
 
 // writeLocked writes memory and then the state that was taken before it.
-func (m *Machine) writeLocked(kind snapshot.MemoryKind, state *snapshot.State, stateFile, memoryFile *os.File) (saved Saved, err error) {
-	state.Memory = snapshot.Memory{Kind: kind, Sums: m.baseSums}
-	if kind == snapshot.Diff {
-		saved, err = m.ram.writeDiff(memoryFile, m.host.pagemap, state.ID)
-	} else {
+func (m *Machine) writeLocked(kind SaveKind, state *snapshot.State, stateFile, memoryFile *os.File) (saved Saved, err error) {
+	state.Memory = snapshot.Memory{Kind: snapshot.Diff, Sums: m.baseSums}
+	if kind == SaveFull {
+		state.Memory.Kind = snapshot.Full
 		saved, state.Memory.Sums, err = m.ram.writeFull(memoryFile, m.host.pagemap)
+		saved.Memory = snapshot.BaseDigest(m.ram.mem.Size(), state.Memory.Sums)
+	} else {
+		saved, err = m.ram.writeDiff(memoryFile, m.host.pagemap, state.ID)
+		saved.Parent = snapshot.BaseDigest(m.ram.mem.Size(), m.baseSums)
 	}
 	if err == nil {
 		err = datasync(memoryFile)
@@ -79,7 +137,7 @@ func (m *Machine) writeLocked(kind snapshot.MemoryKind, state *snapshot.State, s
 	if err != nil {
 		return Saved{}, fmt.Errorf("save state: %w", err)
 	}
-	saved.StateBytes = uint64(len(raw))
+	saved.StateBytes, saved.StateSHA256 = uint64(len(raw)), sha256.Sum256(raw)
 	saved.MemoryBytes = allocated(memoryFile)
 	return saved, nil
 }

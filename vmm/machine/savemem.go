@@ -115,7 +115,7 @@ func (r *ram) writeDiff(f, pagemap *os.File, id snapshot.ID) (Saved, error) {
 		return saved, err
 	}
 	info, err := w.Finish()
-	saved.DataPages, saved.ZeroPages = info.DataPages, info.ZeroPages
+	saved.DataPages, saved.ZeroPages, saved.Memory = info.DataPages, info.ZeroPages, info.Digest
 	return saved, err
 }
 

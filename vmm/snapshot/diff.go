@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 type DiffInfo struct {
 	ID          ID
 	MemoryBytes uint64 // size of the guest's memory
+	Digest      Digest // names the file
 	DataPages   uint64
 	ZeroPages   uint64
 }
@@ -113,9 +115,11 @@ func (w *DiffWriter) Finish() (DiffInfo, error) {
 			return w.info, fmt.Errorf("write diff: %w", err)
 		}
 	}
-	if _, err := w.w.WriteAt(header.encode(), 0); err != nil {
+	raw := header.encode()
+	if _, err := w.w.WriteAt(raw, 0); err != nil {
 		return w.info, fmt.Errorf("write diff: %w", err)
 	}
+	w.info.Digest = sha256.Sum256(append(raw, table...))
 	return w.info, nil
 }
 
@@ -137,7 +141,7 @@ func OpenDiff(r io.ReaderAt) (*DiffReader, error) {
 		return nil, err
 	}
 	d := &DiffReader{Info: DiffInfo{ID: h.id, MemoryBytes: h.memoryBytes}, r: r}
-	if err := d.readTable(h); err != nil {
+	if err := d.readTable(raw, h); err != nil {
 		return nil, err
 	}
 	return d, nil
@@ -146,7 +150,7 @@ func OpenDiff(r io.ReaderAt) (*DiffReader, error) {
 // tableStep is how much of the run table is read at once, so that a lie about its length cannot make us allocate it.
 const tableStep = 1 << 20
 
-func (d *DiffReader) readTable(h diffHeader) error {
+func (d *DiffReader) readTable(header []byte, h diffHeader) error {
 	const part = "diff, table of runs"
 	var table []byte
 	off := h.tableOff
@@ -161,6 +165,7 @@ func (d *DiffReader) readTable(h diffHeader) error {
 	if Checksum(table) != h.tableSum {
 		return bad(part, ErrChecksum)
 	}
+	d.Info.Digest = sha256.Sum256(append(header, table...))
 	page, data := uint64(0), uint64(dataStart)
 	for dec := (&decoder{b: table}); len(dec.b) > 0; {
 		r, err := decodeRun(dec, page, data, h.memoryBytes/PageSize)
