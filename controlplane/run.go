@@ -36,6 +36,9 @@ func run(ctx context.Context, cfg config, log zerolog.Logger) (err error) {
 		return explain(err, cfg)
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
+	if err := db.AbandonSnapshots(ctx, time.Now()); err != nil {
+		return explain(err, cfg)
+	}
 	keys, err := auth.Load(ctx, cfg.Data, db)
 	if err != nil {
 		return explain(err, cfg)

@@ -9,9 +9,14 @@ import (
 const alphabet = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 // NewSandbox returns a sandbox id: "i" and 20 characters of [a-z0-9] (about 103 random bits).
-func NewSandbox() string {
+func NewSandbox() string { return random('i') }
+
+// NewSnapshot returns a snapshot id: "s" and 20 such characters. It has the form of a sandbox id.
+func NewSnapshot() string { return random('s') }
+
+func random(first byte) string {
 	var raw [20]byte
-	out := []byte{'i'}
+	out := []byte{first}
 	for len(out) < 21 {
 		rand.Read(raw[:]) // never fails (crypto/rand documentation, Go 1.24)
 		for _, b := range raw {

@@ -90,7 +90,8 @@ func TestSweepEndsOnlyWhatWasDeleted(t *testing.T) {
 
 type rows map[string]bool
 
-func (r rows) Deleted(_ context.Context, id string) (bool, error) { return r[id], nil }
+func (r rows) Deleted(_ context.Context, id string) (bool, error)         { return r[id], nil }
+func (r rows) SnapshotDeleted(_ context.Context, id string) (bool, error) { return r[id], nil }
 
 func TestLastSeenFollowsTheAgent(t *testing.T) {
 	agent, node := newNode(t, time.Second)

@@ -13,10 +13,11 @@ const sweepEvery = 30 * time.Second
 // Rows says what should not exist. controlplane/store implements it.
 type Rows interface {
 	Deleted(ctx context.Context, sandboxID string) (bool, error)
+	SnapshotDeleted(ctx context.Context, snapshotID string) (bool, error)
 }
 
-// Sweeper ends sandboxes that run although they were deleted: a create whose answer was lost, a delete that was cut
-// between node and store. It never touches a sandbox whose row is live or missing.
+// Sweeper ends sandboxes that run although they were deleted, and removes such snapshots: a create whose answer was lost, a delete
+// that was cut between node and store. It never touches what has a row that is live or missing.
 type Sweeper struct {
 	node *Node
 	rows Rows
@@ -60,6 +61,27 @@ func (s *Sweeper) Sweep(ctx context.Context) error {
 		}
 		s.log.Warn().Str("sandbox", sb.SandboxId).Msg("ending a sandbox that was deleted")
 		if err := s.node.Kill(ctx, sb.SandboxId); err != nil {
+			return err
+		}
+	}
+	return s.sweepSnapshots(ctx)
+}
+
+func (s *Sweeper) sweepSnapshots(ctx context.Context) error {
+	kept, err := s.node.Snapshots(ctx)
+	if err != nil {
+		return err
+	}
+	for id := range kept {
+		deleted, err := s.rows.SnapshotDeleted(ctx, id)
+		if err != nil {
+			return err
+		}
+		if !deleted {
+			continue
+		}
+		s.log.Warn().Str("snapshot", id).Msg("removing a snapshot that was deleted")
+		if err := s.node.SnapshotDelete(ctx, id); err != nil {
 			return err
 		}
 	}

@@ -62,12 +62,18 @@ func (a *API) table() []route {
 		newRoute("POST", "/sandboxes/{sandboxID}/pause", a.pause),
 		newRoute("POST", "/sandboxes/{sandboxID}/timeout", a.setTimeout),
 		newRoute("POST", "/sandboxes/{sandboxID}/refreshes", a.refresh),
+		newRoute("POST", "/sandboxes/{sandboxID}/fork", a.fork),
+		newRoute("POST", "/sandboxes/{sandboxID}/snapshots", a.keepSnapshot),
+		newRoute("GET", "/snapshots", a.listSnapshots),
+		newRoute("DELETE", "/templates/{templateID}", a.removeTemplate),
 
 		newRoute("GET", "/v1/sandboxes", a.states),
 		newRoute("GET", "/v1/sandboxes/{sandboxID}/state", a.state),
 		newRoute("GET", "/v1/sandboxes/{sandboxID}/events", a.events),
 		newRoute("GET", "/v1/sandboxes/{sandboxID}/console", a.console),
 		newRoute("POST", "/v1/sandboxes/{sandboxID}/exec", a.exec),
+		newRoute("GET", "/v1/sandboxes/{sandboxID}/snapshots", a.sandboxSnapshots),
+		newRoute("POST", "/v1/sandboxes/{sandboxID}/rollback", a.rollback),
 		newRoute("GET", "/v1/nodes", a.nodes),
 	}...)
 	health := newRoute("GET", "/v1/health", a.health)

@@ -30,7 +30,8 @@ func (a *API) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.checkTemplate(r.Context(), req.TemplateID); err != nil {
+	from, err := a.origin(r.Context(), req.TemplateID)
+	if err != nil {
 		return err
 	}
 	node, err := a.node.Describe(r.Context())
@@ -38,7 +39,7 @@ func (a *API) create(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	row := store.Sandbox{
-		ID: id.NewSandbox(), TemplateID: req.TemplateID, Metadata: req.Metadata, UserID: req.Metadata["user_id"],
+		ID: id.NewSandbox(), TemplateID: from.templateID, Metadata: req.Metadata, UserID: req.Metadata["user_id"],
 		NodeID: node.NodeId, CreatedAt: time.Now(),
 	}
 	if req.Secure == nil || *req.Secure {
@@ -49,7 +50,7 @@ func (a *API) create(w http.ResponseWriter, r *http.Request) error {
 	if err := a.store.Insert(ctx, row); err != nil { // before the VM exists: a crash leaves nothing unknown
 		return err
 	}
-	sb, err := a.start(ctx, row, req)
+	sb, err := a.start(ctx, row, from.snapshotID, req)
 	if err != nil {
 		return err
 	}
@@ -58,13 +59,13 @@ func (a *API) create(w http.ResponseWriter, r *http.Request) error {
 }
 
 // start has the node make the sandbox of a row, and takes everything back if it cannot.
-func (a *API) start(ctx context.Context, row store.Sandbox, req *e2b.NewSandbox) (*agentpb.Sandbox, error) {
+func (a *API) start(ctx context.Context, row store.Sandbox, snapshotID string, req *e2b.NewSandbox) (*agentpb.Sandbox, error) {
 	onTimeout := "kill"
 	if req.AutoPause != nil && *req.AutoPause {
 		onTimeout = "pause"
 	}
 	sb, err := a.node.Create(ctx, &agentpb.CreateRequest{
-		SandboxId: row.ID, TemplateId: row.TemplateID, AccessToken: row.AccessToken, EnvVars: req.EnvVars,
+		SandboxId: row.ID, TemplateId: row.TemplateID, SnapshotId: snapshotID, AccessToken: row.AccessToken, EnvVars: req.EnvVars,
 		TimeoutSeconds: *req.Timeout,
 		Lifecycle:      &agentpb.Lifecycle{OnTimeout: onTimeout, AutoResume: req.AutoResume != nil && *req.AutoResume.Enabled},
 	})
@@ -74,14 +75,18 @@ func (a *API) start(ctx context.Context, row store.Sandbox, req *e2b.NewSandbox)
 	if err == nil {
 		return sb, nil
 	}
-	if _, markErr := a.store.MarkDeleted(ctx, row.ID, time.Now()); markErr != nil {
-		a.log.Error().Str("sandbox", row.ID).Err(markErr).Msg("row of a failed create left behind")
-	}
-	if killErr := a.node.Kill(ctx, row.ID); killErr != nil && !errors.Is(killErr, &apierr.Error{Code: apierr.NotFound}) {
-		// The sweep ends what a deleted row still has running.
-		a.log.Warn().Str("sandbox", row.ID).Err(killErr).Msg("failed create not cleaned up yet")
-	}
+	a.takeBack(ctx, row.ID)
 	return nil, err
+}
+
+// takeBack leaves nothing of a sandbox that could not be made. What it cannot end now the sweep does.
+func (a *API) takeBack(ctx context.Context, sandboxID string) {
+	if _, err := a.store.MarkDeleted(ctx, sandboxID, time.Now()); err != nil {
+		a.log.Error().Str("sandbox", sandboxID).Err(err).Msg("row of a failed create left behind")
+	}
+	if err := a.node.Kill(ctx, sandboxID); err != nil && !errors.Is(err, &apierr.Error{Code: apierr.NotFound}) {
+		a.log.Warn().Str("sandbox", sandboxID).Err(err).Msg("failed create not cleaned up yet")
+	}
 }
 
 // createRequest reads and checks the body, and fills in the default timeout.
@@ -178,19 +183,6 @@ func checkEnv(env map[string]string) error {
 		}
 	}
 	return nil
-}
-
-func (a *API) checkTemplate(ctx context.Context, templateID string) error {
-	templates, err := a.node.Templates(ctx)
-	if err != nil {
-		return err
-	}
-	for _, t := range templates {
-		if t.TemplateId == templateID {
-			return nil
-		}
-	}
-	return apierr.New(apierr.NotFound, "template %q not found", templateID)
 }
 
 // sandbox is the answer of create, connect and resume.

@@ -90,3 +90,30 @@ func FuzzCreateBody(f *testing.F) {
 		}
 	})
 }
+
+func FuzzSnapshotName(f *testing.F) {
+	for _, s := range []string{"", "a", "A-b_9:v1.0", "a:", ":a", "a:b:c", "a/b", "a:123e4567-e89b-12d3-a456-426614174000", "\xff"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		name, tag, err := newName(&s)
+		if err != nil {
+			if apierr.As(err).HTTP() != 400 {
+				t.Errorf("%q: %v", s, err)
+			}
+			return
+		}
+		// What was taken is found again under what is told of it.
+		spelled := namesOf(store.Snapshot{Name: name, Tag: tag})
+		if len(spelled) != 1 {
+			t.Fatalf("%q is spelled %v", s, spelled)
+		}
+		again, againTag, ok := parseName(spelled[0])
+		if !ok || again != name || againTag != tag || tag == "" {
+			t.Errorf("%q: %q:%q became %q:%q", s, name, tag, again, againTag)
+		}
+		if ways := filters(spelled[0], defaultTag); len(ways) != 2 || ways[1].Name != name || ways[1].Tag != tag {
+			t.Errorf("%q: %+v", s, ways)
+		}
+	})
+}

@@ -12,15 +12,11 @@ func notYet() []route {
 	var routes []route
 	for _, line := range []struct{ method, pattern, feature string }{
 		{"PUT", "/sandboxes/{sandboxID}/network", "updating network rules"},
-		{"POST", "/sandboxes/{sandboxID}/fork", "fork"},
-		{"POST", "/sandboxes/{sandboxID}/snapshots", "named snapshots"},
 		{"GET", "/sandboxes/{sandboxID}/metrics", "metrics"},
 		{"GET", "/sandboxes/metrics", "metrics"},
 		{"GET", "/sandboxes/{sandboxID}/logs", "sandbox logs"},
 		{"GET", "/v2/sandboxes/{sandboxID}/logs", "sandbox logs"},
-		{"GET", "/snapshots", "named snapshots"},
 		{"GET", "/templates", "listing templates"},
-		{"DELETE", "/templates/{templateID}", "deleting templates"},
 		{"GET", "/templates/aliases/{alias}", "template aliases"},
 		{"POST", "/templates/tags", "template tags"},
 		{"DELETE", "/templates/tags", "template tags"},

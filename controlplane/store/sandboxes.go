@@ -26,21 +26,34 @@ type Sandbox struct {
 
 const sandboxColumns = `id, template_id, metadata, user_id, access_token, node_id, created_at, deleted_at`
 
-// Insert writes a new sandbox's row. It is called before the sandbox exists.
-func (s *Store) Insert(ctx context.Context, sb Sandbox) error {
+// Insert writes the rows of new sandboxes, all or none. It is called before the sandboxes exist.
+func (s *Store) Insert(ctx context.Context, sandboxes ...Sandbox) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("insert sandboxes: %w", err)
+	}
+	for _, sb := range sandboxes {
+		if err := insert(ctx, tx, sb); err != nil {
+			return errors.Join(fmt.Errorf("insert sandbox %s: %w", sb.ID, err), tx.Rollback())
+		}
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("insert sandboxes: %w", err)
+	}
+	return nil
+}
+
+func insert(ctx context.Context, tx *sql.Tx, sb Sandbox) error {
 	metadata, err := json.Marshal(sb.Metadata)
 	if err != nil {
 		return fmt.Errorf("encode metadata: %w", err)
 	}
-	_, err = s.db.ExecContext(ctx,
+	_, err = tx.ExecContext(ctx,
 		`INSERT INTO sandboxes (id, template_id, metadata, user_id, access_token, token_hash, node_id, created_at)
 		 VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
 		sb.ID, sb.TemplateID, string(metadata), sb.UserID, sb.AccessToken, tokenHash(sb.AccessToken), sb.NodeID,
 		sb.CreatedAt.UnixMilli())
-	if err != nil {
-		return fmt.Errorf("insert sandbox %s: %w", sb.ID, err)
-	}
-	return nil
+	return err
 }
 
 // Get returns the row of a sandbox that should exist; ErrNotFound for one that is unknown or deleted.
