@@ -3,6 +3,7 @@
 GOLANGCI_LINT_VERSION := v2.15.0
 FUZZTIME ?= 60s
 RUN ?= .
+LONG ?= ^(TestCycles)$$
 CMD ?= true
 INSTANCE ?= up
 
@@ -28,7 +29,7 @@ package_torpor-controlplane := ./controlplane
 UNIT_PACKAGES = $(shell go list ./... | grep -v -e /tools/e2e -e /tools/archtest)
 
 .NOTPARALLEL:
-.PHONY: help up down test check unit e2e boot-matrix soak fuzz bench bench-footprint bench-devices hostvm-up hostvm-down hostvm-exec build images deps FORCE
+.PHONY: help up down test check unit e2e boot-matrix soak soak-sleep fuzz bench bench-footprint bench-devices hostvm-up hostvm-down hostvm-exec build images deps FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -58,6 +59,9 @@ boot-matrix: deps build ## boot the real guest in every machine shape and hold e
 
 soak: ## start and kill a thousand jailed VMMs; nothing may be left (needs root, cgroup v2 and KVM)
 	go test -count=1 -v -run TestStartsAndKillsLeaveNothing ./agent/vmproc -rounds 1000
+
+soak-sleep: deps build ## the long forms of the tests of sleep and wake: 100 cycles
+	go test -count=1 -timeout 90m -v -run '$(LONG)' ./tools/e2e -long
 
 fuzz: ## every fuzz target of the repository, FUZZTIME (60s) each
 	tools/setup/fuzz.sh $(FUZZTIME)
