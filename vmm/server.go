@@ -229,7 +229,7 @@ func (s *server) Save(_ context.Context, r *vmmpb.SaveRequest) (*vmmpb.SaveRespo
 }
 
 // Checkpoint implements vmmpb.VMMService.
-func (s *server) Checkpoint(_ context.Context, r *vmmpb.CheckpointRequest) (*vmmpb.CheckpointResponse, error) {
+func (s *server) Checkpoint(ctx context.Context, r *vmmpb.CheckpointRequest) (*vmmpb.CheckpointResponse, error) {
 	m, err := s.existing()
 	if err != nil {
 		return nil, err
@@ -243,8 +243,17 @@ func (s *server) Checkpoint(_ context.Context, r *vmmpb.CheckpointRequest) (*vmm
 	if err := c.check(); err != nil {
 		return nil, status(err)
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-s.stopping:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	start := time.Now()
-	saved, stopped, err := m.Checkpoint(to)
+	saved, stopped, err := m.Checkpoint(ctx, to)
 	if err != nil {
 		return nil, status(err)
 	}

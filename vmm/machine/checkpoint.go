@@ -1,11 +1,14 @@
 package machine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"time"
 
+	"torpor/vmm/memview"
+	"torpor/vmm/snapshot"
 	"torpor/vmm/virtio/mmio"
 )
 
@@ -17,33 +20,93 @@ type Checkpoint struct {
 }
 
 // Checkpoint saves a running machine as Save does, and lets it run on: connections of its guest last, and its disks write to new
-// tops from that instant on. It returns how long the vCPUs stood still. An error before the disks have their new tops leaves the
-// machine as it was; after one that comes later only the files are of no use.
-func (m *Machine) Checkpoint(to Checkpoint) (_ Saved, stopped time.Duration, err error) {
+// tops from that instant on. The machine stands still while its state is taken and its page tables are copied (package
+// memview), and runs while memory is written; it returns how long it stood still. An error before the disks have their new tops
+// leaves the machine as it was; after one that comes later only the files are of no use.
+//
+// What was saved is right whatever becomes of the machine afterwards: it may be paused, and its guest may end. The end of ctx,
+// or Close, ends the checkpoint.
+func (m *Machine) Checkpoint(ctx context.Context, to Checkpoint) (_ Saved, stopped time.Duration, err error) {
 	defer func() { err = errors.Join(err, to.State.Close(), to.Memory.Close()) }()
 	if !m.checkpointing.TryLock() {
 		closeFiles(to.Tops...)
 		return Saved{}, 0, ErrCheckpoint
 	}
 	defer m.checkpointing.Unlock()
-	if err := m.checkTo(to); err != nil {
-		closeFiles(to.Tops...)
+	ctx, cancel := m.whileOpen(ctx)
+	defer cancel()
+	begin := time.Now()
+	i, err := m.takeInstant(to, &begin)
+	if err != nil {
 		return Saved{}, 0, err
+	}
+	stopped = time.Since(begin)
+	defer func() { err = errors.Join(err, i.view.Close()) }()
+	saved, err := m.write(i.plan, viewed{m.ram, i.view, ctx}, to.State, to.Memory)
+	return saved, stopped, err
+}
+
+// whileOpen is ctx, which also ends when Close is called.
+func (m *Machine) whileOpen(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, end := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-m.closing:
+			end(ErrEnded)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { end(nil) }
+}
+
+// instant is a machine at one instant.
+type instant struct {
+	plan savePlan
+	view *memview.View
+}
+
+// takeInstant stops the machine for as long as it takes, from begin on. The new tops are the disks', or closed.
+func (m *Machine) takeInstant(to Checkpoint, begin *time.Time) (i instant, err error) {
+	tops := to.Tops
+	defer func() {
+		if err != nil && i.view != nil {
+			err = errors.Join(err, i.view.Close())
+		}
+		closeFiles(tops...)
+	}()
+	if err := m.checkTo(to); err != nil {
+		return i, err
+	}
+	if err := m.flushLocked(); err != nil { // most of it now, so that the rest is short
+		return i, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch State(m.state.Load()) {
 	case Ended:
-		closeFiles(to.Tops...)
-		return Saved{}, 0, ErrEnded
+		return i, ErrEnded
 	case Paused:
-		closeFiles(to.Tops...)
-		return Saved{}, 0, ErrNotRunning
+		return i, ErrNotRunning
 	case Running:
 	}
-	begin := time.Now()
-	saved, err := m.checkpointLocked(to)
-	return saved, time.Since(begin), err
+	*begin = time.Now()
+	m.haltLocked()
+	defer m.runLocked()
+	if len(m.endings) > 0 { // a vCPU has ended, and the supervisor waits for us
+		return i, ErrEnded
+	}
+	if err := m.quiesceLocked(); err != nil {
+		return i, err
+	}
+	if i.plan, err = m.planLocked(to.Kind, (*mmio.Transport).Copy); err != nil {
+		return i, err
+	}
+	if i.view, err = memview.Take(); err != nil {
+		return i, err
+	}
+	rest := tops
+	tops = nil // the disks'
+	return i, m.freezeLocked(rest)
 }
 
 // checkTo is an ErrConfig (wrapped) for files that cannot be written to.
@@ -64,32 +127,6 @@ func (m *Machine) checkTops(tops []*os.File) error {
 	return nil
 }
 
-// checkpointLocked stops the machine and saves it, and has it running again when it returns.
-func (m *Machine) checkpointLocked(to Checkpoint) (Saved, error) {
-	m.haltLocked()
-	defer m.runLocked()
-	saved, err := m.saveRunningLocked(to)
-	if err != nil {
-		closeFiles(to.Tops...)
-		return Saved{}, err
-	}
-	return saved, m.freezeLocked(to.Tops)
-}
-
-func (m *Machine) saveRunningLocked(to Checkpoint) (Saved, error) {
-	if len(m.endings) > 0 { // a vCPU has ended, and the supervisor waits for us
-		return Saved{}, ErrEnded
-	}
-	if err := m.quiesceLocked(); err != nil {
-		return Saved{}, err
-	}
-	state, err := m.stateLocked((*mmio.Transport).Copy)
-	if err != nil {
-		return Saved{}, err
-	}
-	return m.writeLocked(to.Kind, state, to.State, to.Memory)
-}
-
 // freezeLocked gives the disks their new tops.
 func (m *Machine) freezeLocked(tops []*os.File) error {
 	for i, d := range m.disks {
@@ -103,4 +140,22 @@ func (m *Machine) freezeLocked(tops []*os.File) error {
 		tops = tops[1:]
 	}
 	return nil
+}
+
+// savePlan is what is to be written of a machine, as it was when it stood still.
+type savePlan struct {
+	kind    SaveKind
+	state   *snapshot.State
+	written *pageSet // pages that may differ from the base
+}
+
+// planLocked takes the state of a machine that stands still. of is how a device is saved: it may still write to memory, whose
+// pages are looked for after it.
+func (m *Machine) planLocked(kind SaveKind, of func(*mmio.Transport) ([]byte, error)) (p savePlan, err error) {
+	p.kind = kind
+	if p.state, err = m.stateLocked(of); err != nil {
+		return p, err
+	}
+	p.written, err = m.ram.written(m.host.pagemap)
+	return p, err
 }

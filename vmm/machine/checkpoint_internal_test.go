@@ -24,7 +24,7 @@ func checkpoint(t *testing.T, m *Machine, base string, tops ...*os.File) (savedF
 		s.diff = filepath.Join(dir, "mem.diff")
 		to.Memory = openFile(t, s.diff, create)
 	}
-	saved, stopped, err := m.Checkpoint(to)
+	saved, stopped, err := m.Checkpoint(t.Context(), to)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestCheckpointRefuses(t *testing.T) {
 	}
 	refused := func(name string, to Checkpoint, want error) {
 		t.Helper()
-		_, _, err := m.Checkpoint(to)
+		_, _, err := m.Checkpoint(t.Context(), to)
 		if err == nil || want != nil && !errors.Is(err, want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -121,7 +121,7 @@ func TestCheckpointRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := files()
-	if _, _, err := m.Checkpoint(good); err != nil {
+	if _, _, err := m.Checkpoint(t.Context(), good); err != nil {
 		t.Fatal(err)
 	}
 	checkClosed(t, good.State, good.Memory)

@@ -183,6 +183,8 @@ func (m *Machine) wireConsole(c Console, u *undo) (err error) {
 func (m *Machine) Close() error {
 	close(m.closing)
 	<-m.supervised
+	m.checkpointing.Lock() // one that is under way ends
+	defer m.checkpointing.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.haltLocked()

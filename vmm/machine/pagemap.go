@@ -88,6 +88,34 @@ func (s *pageSet) runs(chunk uint64, f func(first, n uint64) error) error {
 	return nil
 }
 
+// batches calls f with the runs of the set, in ascending order and each within a chunk, as many together as make no more pages
+// than a chunk.
+func (s *pageSet) batches(chunk uint64, f func(runs []pageRange) error) error {
+	var batch []pageRange
+	pages := uint64(0)
+	flush := func() error {
+		if len(batch) == 0 {
+			return nil
+		}
+		err := f(batch)
+		batch, pages = batch[:0], 0
+		return err
+	}
+	err := s.runs(chunk, func(first, n uint64) error {
+		var err error
+		if pages+n > chunk {
+			err = flush()
+		}
+		batch = append(batch, pageRange{first, n})
+		pages += n
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return flush()
+}
+
 // any reports whether one of the n pages from first on is in the set.
 func (s *pageSet) any(first, n uint64) bool {
 	for page := first; page < first+n; page++ {

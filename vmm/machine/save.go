@@ -76,11 +76,11 @@ func (m *Machine) Save(o SaveOptions, state, memory *os.File) (saved Saved, err 
 	if err := m.flushLocked(); err != nil {
 		return Saved{}, err
 	}
-	s, err := m.stateLocked((*mmio.Transport).Save) // before memory: a device may still write to it
+	plan, err := m.planLocked(o.Kind, (*mmio.Transport).Save)
 	if err != nil {
 		return Saved{}, err
 	}
-	if saved, err = m.writeLocked(o.Kind, s, state, memory); err != nil || len(o.Tops) == 0 {
+	if saved, err = m.write(plan, m.ram, state, memory); err != nil || len(o.Tops) == 0 {
 		return saved, err
 	}
 	tops := o.Tops
@@ -112,15 +112,16 @@ func (m *Machine) canSaveMemory(kind SaveKind) error {
 	return nil
 }
 
-// writeLocked writes memory and then the state that was taken before it.
-func (m *Machine) writeLocked(kind SaveKind, state *snapshot.State, stateFile, memoryFile *os.File) (saved Saved, err error) {
+// write writes memory, read from a source, and then the state. The machine may run if the source lets it.
+func (m *Machine) write(p savePlan, from source, stateFile, memoryFile *os.File) (saved Saved, err error) {
+	kind, state := p.kind, p.state
 	state.Memory = snapshot.Memory{Kind: snapshot.Diff, Sums: m.baseSums}
 	if kind == SaveFull {
 		state.Memory.Kind = snapshot.Full
-		saved, state.Memory.Sums, err = m.ram.writeFull(memoryFile, m.host.pagemap)
+		saved, state.Memory.Sums, err = m.ram.writeFull(from, memoryFile, p.written)
 		saved.Memory = snapshot.BaseDigest(m.ram.mem.Size(), state.Memory.Sums)
 	} else {
-		saved, err = m.ram.writeDiff(memoryFile, m.host.pagemap, state.ID)
+		saved, err = m.ram.writeDiff(from, memoryFile, p.written, state.ID)
 		saved.Parent = snapshot.BaseDigest(m.ram.mem.Size(), m.baseSums)
 	}
 	if err == nil {

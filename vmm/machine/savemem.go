@@ -16,12 +16,8 @@ var zeroPage [snapshot.PageSize]byte
 // writeFull writes all memory as a flat image. Zero pages become holes. It returns the checksums of the image's chunks. Memory
 // that nobody wrote, over nothing or over a hole of the base, is zero without being looked at: reading it would fill the page
 // cache with as much as the guest has.
-func (r *ram) writeFull(f, pagemap *os.File) (saved Saved, sums []uint32, err error) {
+func (r *ram) writeFull(from source, f *os.File, maybe *pageSet) (saved Saved, sums []uint32, err error) {
 	if err := f.Truncate(int64(r.mem.Size())); err != nil {
-		return saved, nil, err
-	}
-	maybe, err := r.written(pagemap)
-	if err != nil {
 		return saved, nil, err
 	}
 	size, data := r.mem.Size(), uint64(0) // from the current offset to data the base has no data
@@ -36,8 +32,7 @@ func (r *ram) writeFull(f, pagemap *os.File) (saved Saved, sums []uint32, err er
 			saved.ZeroPages += n
 			continue
 		}
-		chunk := r.slice(first, n)
-		err := guarded(chunk, func() error {
+		err := from.read([]pageRange{{first, n}}, func(_ pageRange, chunk []byte) error {
 			stored, err := writeNonZero(f, chunk, first)
 			saved.DataPages += stored
 			saved.ZeroPages += n - stored
@@ -91,22 +86,17 @@ func (r *ram) written(pagemap *os.File) (*pageSet, error) {
 }
 
 // writeDiff writes the pages that differ from the base image.
-func (r *ram) writeDiff(f, pagemap *os.File, id snapshot.ID) (Saved, error) {
+func (r *ram) writeDiff(from source, f *os.File, candidates *pageSet, id snapshot.ID) (Saved, error) {
 	var saved Saved
-	candidates, err := r.written(pagemap)
-	if err != nil {
-		return saved, err
-	}
 	w := snapshot.NewDiffWriter(f, id, r.mem.Size())
 	base := make([]byte, snapshot.ChunkBytes)
-	err = candidates.runs(chunkPages, func(first, n uint64) error {
-		now := r.slice(first, n)
-		was := base[:len(now)]
-		if got, err := r.base.ReadAt(was, int64(first*snapshot.PageSize)); got < len(was) {
-			return fmt.Errorf("read base memory: %w", err)
-		}
-		return guarded(now, func() error {
-			elided, err := diffRun(w, first, now, was)
+	err := candidates.batches(chunkPages, func(runs []pageRange) error {
+		return from.read(runs, func(run pageRange, now []byte) error {
+			was := base[:len(now)]
+			if got, err := r.base.ReadAt(was, int64(run.first*snapshot.PageSize)); got < len(was) {
+				return fmt.Errorf("read base memory: %w", err)
+			}
+			elided, err := diffRun(w, run.first, now, was)
 			saved.ElidedPages += elided
 			return err
 		})

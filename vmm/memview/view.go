@@ -78,12 +78,12 @@ func Take() (_ *View, err error) {
 		return nil, err
 	}
 	v.request = file(ask[1], "request")
-	defer unix.Close(ask[0])
+	defer func() { _ = unix.Close(ask[0]) }() // the child has it
 	if answer, err = pipe(); err != nil {
 		return nil, err
 	}
 	v.response = file(answer[0], "response")
-	defer unix.Close(answer[1])
+	defer func() { _ = unix.Close(answer[1]) }()
 	return v, v.fork(ask[0], answer[1])
 }
 

@@ -68,7 +68,10 @@ type Block struct {
 	paused   bool
 }
 
-var _ mmio.Device = (*Block)(nil)
+var (
+	_ mmio.Device = (*Block)(nil)
+	_ mmio.Copier = (*Block)(nil)
+)
 
 // NewBlock returns the disk on chain, which must outlive it. id is what the guest is told as serial number: its first 20 bytes
 // count. A chain without a writable top is read-only in any case. limit may be nil, and belongs to the disk from then on.
@@ -167,6 +170,9 @@ func (b *Block) Save() ([]byte, error) {
 	}
 	return b.limit.Save(), nil
 }
+
+// Copy implements mmio.Copier: whoever takes a copy freezes the disk, which flushes it.
+func (b *Block) Copy() ([]byte, error) { return b.limit.Save(), nil }
 
 // Load implements mmio.Device. The limit may be another one than that of the device that was saved, or none.
 func (b *Block) Load(state []byte) error {
