@@ -17,8 +17,10 @@ import (
 
 	"torpor/agent/cell"
 	"torpor/agent/disk"
+	"torpor/agent/durable"
 	"torpor/agent/gateway"
 	"torpor/agent/guest"
+	"torpor/agent/kept"
 	"torpor/agent/rpc"
 	"torpor/agent/sandbox"
 	"torpor/agent/store"
@@ -75,8 +77,12 @@ func run(ctx context.Context, cfg config, log zerolog.Logger) (err error) {
 		return err
 	}
 	defer templates.Close()
+	shelf, err := kept.Open(filepath.Join(cfg.Data, "snapshots"), durable.OS{})
+	if err != nil {
+		return err
+	}
 	sandboxes, err := sandbox.Open(lasting, sandbox.Config{
-		Dir: sandboxDir, Reserve: cfg.ReserveMiB << 20, Store: st, VMMs: machines{supervisor}, Guests: guestAt,
+		Dir: sandboxDir, FS: durable.OS{}, Kept: shelf, Reserve: cfg.ReserveMiB << 20, Store: st, VMMs: machines{supervisor}, Guests: guestAt,
 		Templates: templates, Layers: disk.Layers{}, Budgets: cfg.budgets, Log: log,
 	})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 
+	"torpor/agent/durable"
 	"torpor/agent/snapcache"
 	"torpor/api/apierr"
 	"torpor/api/id"
@@ -28,7 +29,8 @@ const (
 
 // Shelf holds the kept snapshots of this host. It is safe for concurrent use.
 type Shelf struct {
-	dir string
+	dir   string
+	cache snapcache.Cache
 
 	mu  sync.Mutex
 	all map[string]*entry // by id; guarded by mu
@@ -48,26 +50,26 @@ type Info struct {
 	SizeBytes uint64 // of all its files, as allocated; they may be shared
 }
 
-// Open reads what is kept below dir. What was never published, and what was kept for forks, is removed.
-func Open(dir string) (*Shelf, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+// Open reads what is kept below dir, and works by fs. What was never published, and what was kept for forks, is removed.
+func Open(dir string, fs durable.FS) (*Shelf, error) {
+	if err := fs.Mkdir(dir); err != nil {
 		return nil, fmt.Errorf("make the directory of snapshots: %w", err)
 	}
-	if _, err := snapcache.Sweep(dir, ""); err != nil {
+	s := &Shelf{dir: dir, cache: snapcache.Cache{FS: fs}, all: map[string]*entry{}}
+	if _, err := s.cache.Sweep(dir, ""); err != nil {
 		return nil, err
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("list the snapshots: %w", err)
 	}
-	s := &Shelf{dir: dir, all: map[string]*entry{}}
 	for _, e := range entries {
 		if !e.IsDir() || !id.ValidSandbox(e.Name()) {
 			continue // not one of ours
 		}
 		snap, err := snapcache.Load(s.path(e.Name()))
 		if err == nil && snap.Manifest.Kind == Passing {
-			if err := snapcache.Remove(snap.Dir); err != nil {
+			if err := s.cache.Remove(snap.Dir); err != nil {
 				return nil, err
 			}
 			continue
@@ -103,7 +105,7 @@ func (s *Shelf) Begin(snapshotID string) (*Draft, error) {
 	if taken {
 		return nil, apierr.New(apierr.InTransition, "snapshot %q is being made or removed, or is there already", snapshotID)
 	}
-	draft, err := snapcache.Begin(s.path(snapshotID))
+	draft, err := s.cache.Begin(s.path(snapshotID))
 	if err != nil {
 		s.forget(snapshotID)
 		return nil, err
@@ -117,9 +119,9 @@ func (s *Shelf) forget(snapshotID string) {
 	delete(s.all, snapshotID)
 }
 
-// Publish makes the snapshot exist. On error nothing is left of it.
-func (d *Draft) Publish(m snapcache.Manifest) (Info, error) {
-	snap, err := d.Draft.Publish(m)
+// Publish makes the snapshot exist; see snapcache. On error nothing is left of it.
+func (d *Draft) Publish(m snapcache.Manifest, known ...map[string]snapcache.Sum) (Info, error) {
+	snap, err := d.Draft.Publish(m, known...)
 	if err != nil {
 		return Info{}, errors.Join(err, d.Discard())
 	}
@@ -175,7 +177,7 @@ func (s *Shelf) Delete(snapshotID string) error {
 	e.snap, e.err = nil, nil // the id stays taken until the files are gone
 	s.mu.Unlock()
 	e.users.Wait()
-	err := snapcache.Remove(s.path(snapshotID))
+	err := s.cache.Remove(s.path(snapshotID))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {

@@ -8,13 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"torpor/agent/durable"
 	"torpor/agent/snapcache"
 	"torpor/api/apierr"
 )
 
 func open(t *testing.T, dir string) *Shelf {
 	t.Helper()
-	s, err := Open(dir)
+	s, err := Open(dir, durable.OS{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,7 +52,7 @@ func statuses(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.UnarySe
 // Create implements agentpb.AgentService.
 func (s *Service) Create(ctx context.Context, r *agentpb.CreateRequest) (*agentpb.Sandbox, error) {
 	v, err := s.sandboxes.Create(ctx, sandbox.CreateRequest{
-		ID: r.SandboxId, TemplateID: r.TemplateId, Token: r.AccessToken, Env: r.EnvVars, Timeout: seconds(r.TimeoutSeconds),
+		ID: r.SandboxId, TemplateID: r.TemplateId, SnapshotID: r.SnapshotId, Token: r.AccessToken, Env: r.EnvVars, Timeout: seconds(r.TimeoutSeconds),
 		OnTimeout: r.GetLifecycle().GetOnTimeout(), AutoResume: r.GetLifecycle().GetAutoResume(),
 	})
 	return answer(v, err)

@@ -16,6 +16,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"torpor/agent/disk"
+	"torpor/agent/durable"
+	"torpor/agent/kept"
 	"torpor/agent/snapcache"
 	"torpor/agent/store"
 	"torpor/agent/template"
@@ -453,6 +455,7 @@ func (l *layers) fill(full bool) {
 // rig is an agent's sandboxes in a world.
 type rig struct {
 	t         *testing.T
+	dir       string
 	w         *world
 	m         *Manager
 	cfg       Config
@@ -491,12 +494,12 @@ func newRig(t *testing.T, adjust ...func(*timing.Budgets)) *rig {
 	for _, a := range adjust {
 		a(&budgets)
 	}
-	r := &rig{t: t, w: newWorld(t), layers: &layers{}, templates: &fakeTemplates{&template.Template{
+	r := &rig{t: t, dir: dir, w: newWorld(t), layers: &layers{}, templates: &fakeTemplates{&template.Template{
 		ID: "base", Digest: "sha256:0123456789abcdef", Snapshot: snap, RootFS: filepath.Join(dir, "rootfs"),
 		VCPUs: 2, MemoryBytes: 512 << 20, DiskBytes: 1 << 20, EnvdVersion: "0.6.13",
 	}}}
 	r.cfg = Config{
-		Dir: filepath.Join(dir, "sandboxes"), Reserve: 1 << 20, Store: st, VMMs: r.w,
+		Dir: filepath.Join(dir, "sandboxes"), FS: durable.OS{}, Kept: r.shelf(), Reserve: 1 << 20, Store: st, VMMs: r.w,
 		Guests:    func(socket string) Guest { return &fakeGuest{r.w, socket} },
 		Templates: r.templates, Layers: r.layers, Budgets: budgets, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel),
 	}
@@ -510,6 +513,16 @@ func newRig(t *testing.T, adjust ...func(*timing.Budgets)) *rig {
 		}
 	})
 	return r
+}
+
+// shelf opens what is kept, as an agent does when it starts.
+func (r *rig) shelf() *kept.Shelf {
+	r.t.Helper()
+	shelf, err := kept.Open(filepath.Join(r.dir, "snapshots"), durable.OS{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return shelf
 }
 
 func (r *rig) open() {
@@ -528,6 +541,7 @@ func (r *rig) restart(between func()) {
 	if between != nil {
 		between()
 	}
+	r.cfg.Kept = r.shelf()
 	r.open()
 }
 

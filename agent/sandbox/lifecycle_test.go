@@ -122,7 +122,7 @@ func TestFailedCreateLeavesNothingAtEveryStep(t *testing.T) {
 func TestAFailureAtOnceHasACause(t *testing.T) {
 	r := newRig(t)
 	r.w.setHook(failing("start", errors.New("boom")))
-	base, err := r.m.template(r.ctx(), request("i1").TemplateID)
+	base, err := r.m.origin(r.ctx(), request("i1"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ type live struct {
 	drained  chan struct{} // not nil while a pause waits for them; closed when inflight is 0
 	monitor  *task
 	failure  string // why the VM has ended, when that came during an operation
+	unsure   bool   // which of the newest disk layers it writes to: a checkpoint is under way, or failed
 }
 
 // task is a goroutine that can be ended.
@@ -124,6 +125,15 @@ func (s *Sandbox) opEnded(op *operation, err error) {
 	if err != nil {
 		s.log.Error().Err(err).Msg("clearing up after a VM")
 	}
+	if s.rollback != nil && s.state() != Stopping {
+		s.beginRollback()
+		return
+	}
+	s.wakeIfWanted()
+}
+
+// wakeIfWanted wakes a sandbox that does not run if somebody waits for it. Owner only; no operation may be under way.
+func (s *Sandbox) wakeIfWanted() {
 	if s.state() == Stopping || !s.waitersLeft() {
 		return
 	}

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,9 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"torpor/agent/durable"
+	"torpor/agent/kept"
+	"torpor/agent/snapcache"
 	"torpor/agent/store"
 	"torpor/agent/template"
 	"torpor/agent/timing"
@@ -30,8 +34,10 @@ const maxTimeout = 10 * 365 * 24 * time.Hour
 
 // Config is what a Manager works with. Every field is needed.
 type Config struct {
-	Dir       string // one directory a sandbox below it
-	Reserve   uint64 // bytes that must be free for a create or a pause to begin
+	Dir       string     // one directory a sandbox below it
+	Reserve   uint64     // bytes that must be free for a create or a pause to begin
+	FS        durable.FS // by which what must survive a crash is made and removed
+	Kept      *kept.Shelf
 	Store     *store.Store
 	VMMs      VMMs
 	Guests    func(vsockSocket string) Guest
@@ -184,7 +190,8 @@ func (m *Manager) Console(sandboxID string) (string, error) {
 // CreateRequest says what sandbox to make.
 type CreateRequest struct {
 	ID         string
-	TemplateID string
+	TemplateID string // with a SnapshotID: what it is said to be made from; empty means what the snapshot's sandbox was
+	SnapshotID string // start from this kept snapshot; empty means from the template itself
 	Token      string
 	Env        map[string]string
 	Timeout    time.Duration
@@ -196,7 +203,7 @@ func (r CreateRequest) validate() error {
 	switch {
 	case !id.ValidSandbox(r.ID):
 		return apierr.New(apierr.BadRequest, "sandbox_id %q: it must be 1 to 64 characters of a-z and 0-9", r.ID)
-	case r.TemplateID == "":
+	case r.TemplateID == "" && r.SnapshotID == "":
 		return apierr.New(apierr.BadRequest, "template_id is missing")
 	case r.Timeout <= 0 || r.Timeout > maxTimeout:
 		return apierr.New(apierr.BadRequest, "timeout_seconds must be greater than 0 and at most %d", int64(maxTimeout/time.Second))
@@ -218,13 +225,14 @@ func (m *Manager) Create(ctx context.Context, req CreateRequest) (View, error) {
 	}
 	s := m.find(req.ID)
 	if s == nil {
-		t, err := m.template(ctx, req.TemplateID)
+		from, err := m.origin(ctx, req)
 		if err != nil {
 			return View{}, err
 		}
+		defer from.release()
 		w := newWaiter(ctx, "created by request", 0)
 		first := false
-		if s, first, err = m.add(ctx, req, t, queued, w); err != nil {
+		if s, first, err = m.add(ctx, req, from, queued, w); err != nil {
 			return View{}, err
 		}
 		if first {
@@ -238,15 +246,51 @@ func (m *Manager) Create(ctx context.Context, req CreateRequest) (View, error) {
 	return v, err
 }
 
-func (m *Manager) template(ctx context.Context, templateID string) (*template.Template, error) {
+// origin is what a new sandbox starts from.
+type origin struct {
+	template *template.Template
+	snap     *snapcache.Snapshot // nil: the template itself
+	release  func()              // lets the snapshot's files go
+}
+
+func (m *Manager) origin(ctx context.Context, req CreateRequest) (_ origin, err error) {
 	budget, cancel := context.WithTimeout(ctx, m.cfg.Budgets.TemplateWait)
 	defer cancel()
-	return m.cfg.Templates.Get(budget, templateID)
+	from := origin{release: func() {}}
+	if req.SnapshotID == "" {
+		from.template, err = m.cfg.Templates.Get(budget, req.TemplateID)
+		return from, err
+	}
+	if from.snap, from.release, err = m.cfg.Kept.Take(req.SnapshotID); err != nil {
+		return origin{}, err
+	}
+	if from.template, err = m.cfg.Templates.ByDigest(budget, from.snap.Manifest.Parent); err != nil {
+		from.release()
+		return origin{}, err
+	}
+	return from, nil
+}
+
+// record is the first one of a sandbox. One from a snapshot begins where that ends: its incarnations are later than the one that the
+// guest's memory knows, so that no old answer passes for a new one.
+func (from origin) record(req CreateRequest) store.Sandbox {
+	t := from.template
+	r := store.Sandbox{
+		ID: req.ID, TemplateID: t.ID, TemplateDigest: t.Digest, Token: req.Token, Env: req.Env,
+		OnTimeout: req.OnTimeout, AutoResume: req.AutoResume, Timeout: req.Timeout,
+		VCPUs: t.VCPUs, MemoryBytes: t.MemoryBytes, DiskBytes: t.DiskBytes, EnvdVersion: t.EnvdVersion,
+		CreatedAt: now(), NextLayer: 1,
+	}
+	if from.snap != nil {
+		m := from.snap.Manifest
+		r.TemplateID, r.Incarnation, r.EnvdVersion = cmp.Or(req.TemplateID, m.Template, t.ID), m.Incarnation, m.EnvdVersion
+	}
+	return r
 }
 
 // add makes the sandbox known and begins its creation, for which w waits from the first moment: one that fails at once has a cause to
 // tell. Or it returns the one another caller was first with.
-func (m *Manager) add(ctx context.Context, req CreateRequest, t *template.Template, queued time.Time, w *waiter) (_ *Sandbox, first bool, err error) {
+func (m *Manager) add(ctx context.Context, req CreateRequest, from origin, queued time.Time, w *waiter) (_ *Sandbox, first bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -264,13 +308,8 @@ func (m *Manager) add(ctx context.Context, req CreateRequest, t *template.Templa
 	if err := m.checkSpace(); err != nil {
 		return nil, false, err
 	}
-	s := newSandbox(m, store.Sandbox{
-		ID: req.ID, TemplateID: t.ID, TemplateDigest: t.Digest, Token: req.Token, Env: req.Env,
-		OnTimeout: req.OnTimeout, AutoResume: req.AutoResume, Timeout: req.Timeout,
-		VCPUs: t.VCPUs, MemoryBytes: t.MemoryBytes, DiskBytes: t.DiskBytes, EnvdVersion: t.EnvdVersion,
-		CreatedAt: now(), NextLayer: 1,
-	})
-	if err := s.beginCreate(t, queued); err != nil { // its loop does not run yet: this goroutine is the owner
+	s := newSandbox(m, from.record(req))
+	if err := s.beginCreate(from, queued); err != nil { // its loop does not run yet: this goroutine is the owner
 		return nil, false, err
 	}
 	s.waiters = append(s.waiters, w)

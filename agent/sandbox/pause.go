@@ -74,6 +74,9 @@ func (s *Sandbox) beginPause(reason string) error {
 	if s.m.ctx.Err() != nil {
 		return errDraining.For(s.id)
 	}
+	if s.deferPause() {
+		return nil
+	}
 	if err := s.m.checkSpace(); err != nil {
 		return apierr.As(err).For(s.id).With(s.rec.State, string(s.envd.State))
 	}
@@ -267,4 +270,7 @@ func (s *Sandbox) settlePausers(failure *apierr.Error) {
 		}
 	}
 	s.pausers = nil
+	if failure != nil {
+		s.failRollback(failure)
+	}
 }

@@ -90,6 +90,11 @@ func (s *Sandbox) awake() {
 	} else if len(swept) > 0 {
 		s.log.Info().Strs("removed", swept).Msg("unpublished snapshots")
 	}
+	if s.state() != Pausing { // there it would be a pause that came about; here, a rollback that was not recorded
+		if err := s.removeLaterGenerations(); err != nil {
+			s.log.Warn().Err(err).Msg("remove an unrecorded snapshot")
+		}
+	}
 	switch s.state() {
 	case Running:
 		s.awakeRunning()
@@ -113,6 +118,18 @@ func (s *Sandbox) awakeRunning() {
 		return
 	}
 	s.takeOver(vm)
+}
+
+// removeLaterGenerations removes the generations after the recorded one: nobody was told of them.
+func (s *Sandbox) removeLaterGenerations() error {
+	for _, n := range s.generations() {
+		if n > s.rec.Generation {
+			if err := snapcache.Remove(s.paths.generation(n)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // awakePausing looks how far the pause came: a published snapshot is the truth, and otherwise the VM runs on.
@@ -221,11 +238,11 @@ func (s *Sandbox) resolveEnd() {
 	}
 }
 
-// Wanted lists the templates that sandboxes of this host need.
+// Wanted lists the templates that sandboxes and kept snapshots of this host need.
 func (m *Manager) Wanted() []string {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	var digests []string
+	digests := m.cfg.Kept.Digests()
 	for _, s := range m.byID {
 		if d := s.view.Load().TemplateDigest; !slices.Contains(digests, d) {
 			digests = append(digests, d)

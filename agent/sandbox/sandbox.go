@@ -37,7 +37,9 @@ type Sandbox struct {
 	vm       VM         // the process, also while it is being started; nil if there is none
 	waiters  []*waiter  // want it ready
 	pausers  []chan error
-	tidying  *task // clears up old files, nil if it never ran
+	point    *checkpoint // the one under way, nil if none
+	rollback *rollback   // the one that is under way or waits for a pause, nil if none
+	tidying  *task       // clears up old files, nil if it never ran
 	deadline deadline
 	ended    bool // loop is to return
 }

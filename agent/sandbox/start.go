@@ -27,9 +27,10 @@ const consoleBytes = 256 << 10
 type startPlan struct {
 	template    *template.Template // nil: looked up by digest
 	digest      string
-	from        VMState  // what it was; empty for a create
-	generation  uint64   // 0: start from the template itself
-	frozen      []string // layers below the new top; nil with a generation: those of its manifest
+	from        VMState             // what it was; empty for a create
+	generation  uint64              // 0: start from the template itself
+	origin      *snapcache.Snapshot // what the generation is to be made from first; nil: it is there
+	frozen      []string            // layers below the new top; nil with a generation: those of its manifest
 	top         string
 	diskBytes   uint64
 	incarnation uint64
@@ -37,18 +38,24 @@ type startPlan struct {
 	queued      time.Time // when the first request for this start came
 }
 
-// beginCreate records the sandbox and starts it from its template. Owner only.
-func (s *Sandbox) beginCreate(t *template.Template, queued time.Time) error {
-	err := s.move(transition{to: Creating, reason: "created from template " + t.ID, change: func(r *store.Sandbox) {
+// beginCreate records the sandbox and starts it from a template, or from a snapshot, which becomes its first generation. Owner only.
+func (s *Sandbox) beginCreate(from origin, queued time.Time) error {
+	reason, frozen, generation := "created from template "+from.template.ID, []string{}, uint64(0)
+	if from.snap != nil {
+		reason = "created from a snapshot of sandbox " + from.snap.Manifest.Owner
+		frozen, generation = layerNames(len(from.snap.Manifest.Layers), s.rec.NextLayer), 1
+	}
+	err := s.move(transition{to: Creating, reason: reason, change: func(r *store.Sandbox) {
 		r.Incarnation++
-		r.Layers, r.NextLayer = []string{layerName(r.NextLayer)}, r.NextLayer+1
-		r.Proc = store.Proc{}
+		r.NextLayer += uint64(len(frozen))
+		r.Layers, r.NextLayer = append(slices.Clone(frozen), layerName(r.NextLayer)), r.NextLayer+1
+		r.Generation, r.Proc = generation, store.Proc{}
 	}})
 	if err != nil {
 		return err
 	}
 	plan := s.plan(queued)
-	plan.template, plan.frozen = t, []string{}
+	plan.template, plan.frozen, plan.generation, plan.origin = from.template, frozen, generation, from.snap
 	s.begin(func(ctx context.Context, op *operation) { s.runStart(ctx, op, plan) })
 	return nil
 }
@@ -201,6 +208,13 @@ func (s *Sandbox) restoreRequest(ctx context.Context, plan *startPlan) (*vmmpb.R
 		if t, err = s.m.cfg.Templates.ByDigest(ctx, plan.digest); err != nil {
 			return nil, err
 		}
+	}
+	if plan.origin != nil {
+		snap, err := s.plant(plan.origin, plan.generation, plan.frozen)
+		if err != nil {
+			return nil, err
+		}
+		s.do(func() { s.snapshotBytes = snap.AllocatedBytes() })
 	}
 	req := &vmmpb.RestoreRequest{State: t.Snapshot.Path(template.StateFile), BaseMemory: t.Snapshot.Path(template.MemoryFile)}
 	if plan.generation > 0 {

@@ -40,10 +40,10 @@ var next = map[VMState][]VMState{
 	Creating: {Running, Stopping},
 	Running:  {Pausing, Stopped, Stopping},
 	Pausing:  {Running, Paused, Stopped, Stopping},
-	Paused:   {Resuming, Failed, Stopping},
+	Paused:   {Resuming, Paused, Failed, Stopping}, // paused anew: rolled back
 	Resuming: {Running, Paused, Stopped, Failed, Stopping},
-	Stopped:  {Resuming, Failed, Stopping},
-	Failed:   {Resuming, Stopping},
+	Stopped:  {Resuming, Paused, Failed, Stopping},
+	Failed:   {Resuming, Paused, Stopping},
 	Stopping: {Stopped},
 }
 

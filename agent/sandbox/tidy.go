@@ -112,7 +112,7 @@ func (s *Sandbox) mergeLayers(ctx context.Context) error {
 	var merged string
 	var err error
 	ran := s.do(func() {
-		if s.state() != Running || len(s.rec.Layers) <= maxChain+1 {
+		if s.state() != Running || len(s.rec.Layers) <= maxChain+1 || s.live.unsure {
 			return
 		}
 		old, merged = slices.Clone(s.rec.Layers[:len(s.rec.Layers)-1]), layerName(s.rec.NextLayer)
