@@ -249,14 +249,31 @@ func (s *Sandbox) checkpoint(ctx context.Context, draft *kept.Draft, c *capture)
 	if err != nil {
 		return nil, s.checkpointError(ctx, err)
 	}
-	s.do(func() { c.live.unsure = false })
+	times := phases{"stopped": float64(resp.StoppedUs) / 1000}
+	times.add("checkpoint", began)
+	s.do(func() {
+		c.live.unsure = false
+		s.tellOfSnapshot(times)
+	})
 	c.manifest.Memory = []string{diffFile}
-	s.log.Info().Uint64("stoppedMicros", resp.StoppedUs).Dur("took", time.Since(began)).Msg("the running sandbox was saved")
 	sums := map[string]snapcache.Sum{}
 	if sum := resp.GetSaved().GetStateSha256(); len(sum) > 0 {
 		sums[stateFile] = snapcache.Sum{SHA256: hex.EncodeToString(sum)}
 	}
 	return sums, nil
+}
+
+// tellOfSnapshot records that the running sandbox was saved, and how long it stood still for that. Owner only.
+func (s *Sandbox) tellOfSnapshot(times phases) {
+	event := store.Event{
+		At: now(), Type: "snapshot", From: s.rec.State, To: s.rec.State, Reason: "saved while it runs on",
+		Incarnation: s.rec.Incarnation, Phases: times,
+	}
+	if err := s.m.cfg.Store.Append(s.m.undying, s.id, event); err != nil {
+		s.log.Error().Err(err).Msg("an event is not recorded")
+		return
+	}
+	s.become(s.rec, s.envd, []store.Event{event})
 }
 
 // checkpointError is what the caller of a checkpoint that failed is told. The sandbox goes on.

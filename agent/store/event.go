@@ -12,7 +12,7 @@ import (
 type Event struct {
 	Seq         uint64 // given by the store, grows
 	At          time.Time
-	Type        string // vm | envd
+	Type        string // vm | envd | snapshot
 	From, To    string
 	Reason      string
 	Incarnation uint64

@@ -1842,7 +1842,7 @@ type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	At            int64                  `protobuf:"varint,2,opt,name=at,proto3" json:"at,omitempty"`
-	Type          string                 `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"` // vm | envd
+	Type          string                 `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"` // vm | envd | snapshot
 	From          string                 `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
 	To            string                 `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
 	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`

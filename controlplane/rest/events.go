@@ -15,7 +15,7 @@ import (
 type eventBody struct {
 	Seq         uint64             `json:"seq"`
 	At          time.Time          `json:"at"`
-	Type        string             `json:"type"` // vm | envd
+	Type        string             `json:"type"` // vm | envd | snapshot
 	From        string             `json:"from"`
 	To          string             `json:"to"`
 	Reason      string             `json:"reason"`

@@ -22,8 +22,9 @@ const (
 )
 
 func (a *app) snapshotCommand() *cobra.Command {
-	group := &cobra.Command{Use: "snapshot", Short: "Look into snapshot directories on this host"}
+	group := &cobra.Command{Use: "snapshot", Short: "Keep and remove snapshots of sandboxes; look into snapshot directories on this host"}
 	group.AddCommand(
+		a.snapshotCreateCommand(), a.snapshotListCommand(), a.snapshotRemoveCommand(),
 		&cobra.Command{
 			Use:   "inspect DIR",
 			Short: "Print what a snapshot says of itself",

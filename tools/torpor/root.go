@@ -24,6 +24,7 @@ func (a *app) rootCommand() *cobra.Command {
 	root.AddCommand(
 		a.upCommand(), a.downCommand(), a.envCommand(), a.doctorCommand(),
 		a.psCommand(), a.execCommand(), a.pauseCommand(), a.resumeCommand(), a.killCommand(),
+		a.forkCommand(), a.rollbackCommand(),
 		a.logsCommand(), a.stateCommand(), a.eventsCommand(),
 		a.snapshotCommand(), a.diskCommand(),
 	)
