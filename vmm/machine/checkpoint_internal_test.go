@@ -4,10 +4,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"torpor/vmm/cow"
+	"torpor/vmm/guestmem"
 )
 
 // checkpoint takes one of m and returns the snapshot's files; base is empty for a full one.
@@ -208,5 +210,108 @@ func TestSaveSwapsTheTops(t *testing.T) {
 	got := make([]byte, 6)
 	if _, err := saved.ReadAt(got, 0); err != nil || string(got) != "before" {
 		t.Errorf("saved disk reads %q, %v", got, err)
+	}
+}
+
+// The writing guest counts, and writes each number to a row of pages before it takes the next.
+const (
+	rowFrom  = guestmem.Addr(0x4000000)
+	rowPages = 4096
+)
+
+var writingCode = []byte{
+	0x48, 0xc7, 0xc3, 0, 0, 0, 0x02, //         mov rbx, tinyCounter
+	0x48, 0xff, 0x03, //                  loop: inc qword [rbx]
+	0x48, 0x8b, 0x03, //                        mov rax, [rbx]
+	0x48, 0xc7, 0xc1, 0, 0, 0, 0x04, //         mov rcx, rowFrom
+	0xba, rowPages & 0xff, rowPages >> 8, 0, 0, // mov edx, rowPages
+	0x48, 0x89, 0x01, //                  row:  mov [rcx], rax
+	0x48, 0x81, 0xc1, 0, 0x10, 0, 0, //         add rcx, 4096
+	0xff, 0xca, //                              dec edx
+	0x75, 0xf2, //                              jnz row
+	0xeb, 0xde, //                              jmp loop
+}
+
+// What is saved is memory at one instant: a row that is being written has new numbers up to some page, the last ones from
+// there on, and nothing else, however fast the guest writes meanwhile.
+func TestCheckpointIsOneInstant(t *testing.T) {
+	cfg := testConfig(1, 128*mib)
+	m := bootCode(t, cfg, writingCode)
+	counts(t, m, 0)
+	full, _, _ := checkpoint(t, m, "")
+	r := restoreTiny(t, cfg, full)
+	if err := r.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	torn := 0
+	for range rounds(20) {
+		counts(t, r, r.peek(t, tinyCounter))
+		diff, _, _ := checkpoint(t, r, full.base)
+		after := r.peek(t, tinyCounter)
+		child := restoreTiny(t, cfg, diff)
+		last := child.peek(t, tinyCounter)
+		if last > after {
+			t.Errorf("saved at %d, the machine is at %d", last, after)
+		}
+		for page := range guestmem.Addr(rowPages) {
+			n := child.peek(t, rowFrom+page*4096)
+			if n != last && n != last-1 || n > last {
+				t.Fatalf("page %d has %d at %d", page, n, last)
+			}
+			if n == last-1 {
+				last, torn = n, torn+1 // from here on, all are of the round before
+			}
+		}
+	}
+	t.Logf("%d rows were being written", torn)
+}
+
+// descriptors is how many there are.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(fds)
+}
+
+// children is how many processes this one has, ended ones that were not waited for included.
+func children(t *testing.T) (n int) {
+	t.Helper()
+	tasks, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("this kernel does not list children: %v", err)
+	}
+	for _, path := range tasks {
+		if raw, err := os.ReadFile(path); err == nil { // else the thread has ended
+			n += len(strings.Fields(string(raw)))
+		}
+	}
+	return n
+}
+
+func TestCheckpointsLeaveNothing(t *testing.T) {
+	cfg := testConfig(1, 128*mib)
+	m := bootTiny(t, cfg)
+	counts(t, m, 0)
+	full, _, _ := checkpoint(t, m, "")
+	r := restoreTiny(t, cfg, full)
+	if err := r.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	checkpoint(t, r, full.base) // what is made once
+	before, resident := descriptors(t), testHost().residentBytes()
+	for range 100 {
+		checkpoint(t, r, full.base)
+	}
+	if now := descriptors(t); now != before {
+		t.Errorf("%d descriptors before, %d after", before, now)
+	}
+	if n := children(t); n != 0 {
+		t.Errorf("%d children", n)
+	}
+	if now := testHost().residentBytes(); now > resident+32*mib {
+		t.Errorf("%d bytes resident before, %d after", resident, now)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,6 +16,20 @@ import (
 )
 
 const page = 4096
+
+// The test binary is also a process that has a view and waits to be killed.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "have-a-view" {
+		v, err := Take()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println(v.pid)
+		select {}
+	}
+	os.Exit(m.Run())
+}
 
 // mapped is memory outside the Go heap; fd is -1 for anonymous memory.
 func mapped(t *testing.T, fd, size int) []byte {
@@ -196,6 +211,42 @@ func TestChildHasNothing(t *testing.T) {
 	if len(fds) != 2 || len(children(t)) != before+1 {
 		t.Errorf("%d descriptors, %d children", len(fds), len(children(t))-before)
 	}
+}
+
+// However the process ends, its view goes with it.
+func TestViewEndsWithItsProcess(t *testing.T) {
+	cmd := exec.Command(os.Args[0], "have-a-view")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Fscan(out, &pid); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	ended := func(ms int) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, ms)
+		return n == 1 && err == nil
+	}
+	if ended(100) {
+		t.Error("it did not last")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if !ended(60_000) {
+		t.Error("it outlives its process")
+	}
+	_ = cmd.Wait() // killed
 }
 
 func TestViewsLeaveNothing(t *testing.T) {
