@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -289,7 +288,7 @@ func (l *Library) build(e *entry, dir string) (*snapcache.Snapshot, error) {
 		return nil, errors.Join(err, draft.Discard())
 	}
 	snap, err := draft.Publish(snapcache.Manifest{
-		Kind: "template", Owner: s.ID, Parent: s.Digest, Image: e.image.Digest, VCPUs: s.VCPUs, MemoryBytes: s.MemoryBytes,
+		Kind: "template", Owner: s.ID, Parent: built(s.Digest), Image: e.image.Digest, VCPUs: s.VCPUs, MemoryBytes: s.MemoryBytes,
 		DiskBytes: s.DiskBytes, EnvdVersion: s.EnvdVersion, CreatedAt: time.Now().UTC(),
 	})
 	if err != nil {
@@ -300,7 +299,7 @@ func (l *Library) build(e *entry, dir string) (*snapcache.Snapshot, error) {
 }
 
 func (l *Library) dir(digest string) string {
-	short := strings.TrimPrefix(digest, "sha256:")
+	short := strings.TrimPrefix(recipe(digest), "sha256:")
 	return filepath.Join(l.cfg.Dir, short[:min(12, len(short))])
 }
 
@@ -319,19 +318,26 @@ func (l *Library) ByDigest(ctx context.Context, digest string) (*Template, error
 	t := l.loaded[digest]
 	var current *entry
 	for _, e := range l.shelf {
-		if e.status.Digest == digest {
+		if e.status.Digest == recipe(digest) {
 			current = e
 		}
 	}
 	l.mu.Unlock()
-	switch {
-	case t != nil:
+	if t != nil {
 		return t, nil
-	case current != nil:
-		return l.Get(ctx, current.status.ID) // being verified
 	}
-	t, err := l.load(digest)
-	if err != nil {
+	var err error
+	if current != nil {
+		if t, err = l.Get(ctx, current.status.ID); err != nil { // being verified, or built
+			return nil, err
+		}
+		if t.Digest == digest {
+			return t, nil
+		}
+		return nil, apierr.New(apierr.SandboxBroken,
+			"the template this sandbox was made from was damaged or lost, and the one that was built in its place does not have the same memory")
+	}
+	if t, err = l.load(digest); err != nil {
 		return nil, apierr.New(apierr.SandboxBroken, "the template this sandbox was made from cannot be used: %w", err)
 	}
 	l.mu.Lock()
@@ -367,7 +373,8 @@ func (l *Library) removeUnwanted(keep []string) {
 	for _, e := range entries {
 		dir := filepath.Join(l.cfg.Dir, e.Name())
 		snap, err := snapcache.Load(dir)
-		if err != nil || slices.Contains(keep, snap.Manifest.Parent) {
+		needed := func(digest string) bool { return recipe(digest) == recipe(snap.Manifest.Parent) }
+		if err != nil || slices.ContainsFunc(keep, needed) {
 			continue
 		}
 		l.cfg.Log.Info().Str("digest", snap.Manifest.Parent).Msg("removing a template that nothing needs")
@@ -376,17 +383,4 @@ func (l *Library) removeUnwanted(keep []string) {
 			l.cfg.Log.Warn().Err(err).Msg("remove a template")
 		}
 	}
-}
-
-func fileSum(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
 }

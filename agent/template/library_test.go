@@ -252,6 +252,32 @@ func TestAnOldTemplateStaysForItsSandboxesOnly(t *testing.T) {
 	}
 }
 
+// A template that is built anew after the same recipe has other pages in memory: what a sandbox saved over the old ones is not to be
+// laid over it.
+func TestASandboxIsNotRestoredOverATemplateThatWasBuiltAnew(t *testing.T) {
+	b := newBench(t)
+	l := b.open()
+	first := b.get(l)
+	l.Close()
+	l = b.open()
+	if again := b.get(l); again.Digest != first.Digest {
+		t.Fatalf("found again as %s, built as %s", again.Digest, first.Digest)
+	}
+	l.Close()
+	if err := os.Truncate(first.Snapshot.Path(template.MemoryFile), 1); err != nil {
+		t.Fatal(err)
+	}
+	l = b.open()
+	l.Build([]string{first.Digest})
+	second := b.get(l)
+	if _, err := l.ByDigest(t.Context(), first.Digest); !errors.Is(err, &apierr.Error{Code: apierr.SandboxBroken}) {
+		t.Errorf("what was saved over %s is restored over %s: %v", first.Digest, second.Digest, err)
+	}
+	if now, err := l.ByDigest(t.Context(), second.Digest); err != nil || now != second {
+		t.Errorf("the new one: %v", err)
+	}
+}
+
 func TestASandboxIsNotRestoredOverAnotherImage(t *testing.T) {
 	b := newBench(t)
 	first := b.get(b.open())

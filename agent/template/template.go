@@ -18,7 +18,7 @@ const (
 // Template is one that is ready. It does not change.
 type Template struct {
 	ID          string
-	Digest      string // "sha256:<hex>"
+	Digest      string // "sha256:<hex>.<hex>": of the recipe, and the number of the build; without that if an older version built it
 	Snapshot    *snapcache.Snapshot
 	RootFS      string // read-only base of the disk
 	VCPUs       uint32
