@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -90,6 +91,7 @@ func (s *server) create(f func() (*machine.Machine, error)) error {
 		s.machine = nil
 		return status(err)
 	}
+	runtime.GOMAXPROCS(processors + m.Waiters())
 	go s.linger(m)
 	return nil
 }

@@ -118,12 +118,8 @@ type userMemory struct {
 	userspaceAddr   uint64
 }
 
-// irqfdArg is struct kvm_irqfd (linux/kvm.h).
-type irqfdArg struct {
-	fd, gsi uint32
-	_       [2]uint32 // flags, resamplefd
-	_       [16]byte
-}
+// irqLevel is struct kvm_irq_level (linux/kvm.h).
+type irqLevel struct{ irq, level uint32 }
 
 // ioeventfdArg is struct kvm_ioeventfd (linux/kvm.h).
 type ioeventfdArg struct {

@@ -41,8 +41,8 @@ var (
 	_ [32]byte   = [unsafe.Sizeof(userMemory{})]byte{}
 	_ [8]byte    = [unsafe.Offsetof(userMemory{}.guestPhys)]byte{}
 	_ [24]byte   = [unsafe.Offsetof(userMemory{}.userspaceAddr)]byte{}
-	_ [32]byte   = [unsafe.Sizeof(irqfdArg{})]byte{}
-	_ [4]byte    = [unsafe.Offsetof(irqfdArg{}.gsi)]byte{}
+	_ [8]byte    = [unsafe.Sizeof(irqLevel{})]byte{}
+	_ [4]byte    = [unsafe.Offsetof(irqLevel{}.level)]byte{}
 	_ [64]byte   = [unsafe.Sizeof(ioeventfdArg{})]byte{}
 	_ [16]byte   = [unsafe.Offsetof(ioeventfdArg{}.len)]byte{}
 	_ [20]byte   = [unsafe.Offsetof(ioeventfdArg{}.fd)]byte{}
@@ -76,7 +76,7 @@ var (
 	_ [getClock >> argShift & argMask]byte           = [unsafe.Sizeof(Clock{})]byte{}
 	_ [setClock >> argShift & argMask]byte           = [unsafe.Sizeof(Clock{})]byte{}
 	_ [setUserMemory >> argShift & argMask]byte      = [unsafe.Sizeof(userMemory{})]byte{}
-	_ [irqfd >> argShift & argMask]byte              = [unsafe.Sizeof(irqfdArg{})]byte{}
+	_ [irqLine >> argShift & argMask]byte            = [unsafe.Sizeof(irqLevel{})]byte{}
 	_ [ioeventfd >> argShift & argMask]byte          = [unsafe.Sizeof(ioeventfdArg{})]byte{}
 	_ [setDeviceAttr >> argShift & argMask]byte      = [unsafe.Sizeof(deviceAttr{})]byte{}
 	_ [getDeviceAttr >> argShift & argMask]byte      = [unsafe.Sizeof(deviceAttr{})]byte{}

@@ -28,9 +28,9 @@ const (
 	setTSSAddr         request = 0xAE47     // guest-physical address
 	setIdentityMapAddr request = 0x4008AE48 // guest-physical address, by pointer
 	createIRQChip      request = 0xAE60     // none
+	irqLine            request = 0x4008AE61 // struct kvm_irq_level
 	getIRQChip         request = 0xC208AE62 // struct kvm_irqchip
 	setIRQChip         request = 0x8208AE63 // struct kvm_irqchip
-	irqfd              request = 0x4020AE76 // struct kvm_irqfd
 	ioeventfd          request = 0x4040AE79 // struct kvm_ioeventfd
 	setClock           request = 0x4030AE7B // struct kvm_clock_data
 	getClock           request = 0x8030AE7C // struct kvm_clock_data
@@ -79,9 +79,9 @@ var requestNames = map[request]string{
 	setTSSAddr:         "KVM_SET_TSS_ADDR",
 	setIdentityMapAddr: "KVM_SET_IDENTITY_MAP_ADDR",
 	createIRQChip:      "KVM_CREATE_IRQCHIP",
+	irqLine:            "KVM_IRQ_LINE",
 	getIRQChip:         "KVM_GET_IRQCHIP",
 	setIRQChip:         "KVM_SET_IRQCHIP",
-	irqfd:              "KVM_IRQFD",
 	ioeventfd:          "KVM_IOEVENTFD",
 	setClock:           "KVM_SET_CLOCK",
 	getClock:           "KVM_GET_CLOCK",
@@ -136,7 +136,6 @@ type Cap uintptr
 const (
 	CapIRQChip          Cap = 0
 	CapUserMemory       Cap = 3
-	CapIRQFD            Cap = 32
 	CapIOEventFD        Cap = 36
 	CapXSave            Cap = 55
 	CapXCRs             Cap = 56

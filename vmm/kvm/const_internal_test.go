@@ -10,7 +10,7 @@ import (
 )
 
 var numbers = map[string]uint64{
-	"KVM_CAP_IRQCHIP": uint64(CapIRQChip), "KVM_CAP_USER_MEMORY": uint64(CapUserMemory), "KVM_CAP_IRQFD": uint64(CapIRQFD),
+	"KVM_CAP_IRQCHIP": uint64(CapIRQChip), "KVM_CAP_USER_MEMORY": uint64(CapUserMemory),
 	"KVM_CAP_IOEVENTFD": uint64(CapIOEventFD), "KVM_CAP_XSAVE": uint64(CapXSave), "KVM_CAP_XCRS": uint64(CapXCRs),
 	"KVM_CAP_TSC_CONTROL": uint64(CapTSCControl), "KVM_CAP_MAX_VCPUS": uint64(CapMaxVCPUs),
 	"KVM_CAP_TSC_DEADLINE_TIMER": uint64(CapTSCDeadlineTimer), "KVM_CAP_KVMCLOCK_CTRL": uint64(CapKVMClockCtrl),
@@ -38,7 +38,7 @@ var numbers = map[string]uint64{
 	"offsetof(struct kvm_run, internal.suberror)":                  runUnion,
 	"offsetof(struct kvm_clock_data, flags)":                       8,
 	"offsetof(struct kvm_ioeventfd, fd)":                           20,
-	"offsetof(struct kvm_irqfd, gsi)":                              4,
+	"offsetof(struct kvm_irq_level, level)":                        4,
 	"offsetof(struct kvm_sregs, apic_base)":                        272,
 	"offsetof(struct kvm_userspace_memory_region, userspace_addr)": 24,
 
@@ -77,7 +77,7 @@ var numbers = map[string]uint64{
 	"offsetof(struct kvm_msr_list, indices)":                        4,
 	"sizeof(struct kvm_userspace_memory_region)":                    32,
 	"offsetof(struct kvm_userspace_memory_region, guest_phys_addr)": 8,
-	"sizeof(struct kvm_irqfd)":                                      32,
+	"sizeof(struct kvm_irq_level)":                                  8,
 	"sizeof(struct kvm_ioeventfd)":                                  64,
 	"offsetof(struct kvm_ioeventfd, len)":                           16,
 	"offsetof(struct kvm_ioeventfd, flags)":                         24,

@@ -53,9 +53,9 @@ func (vm *VM) SetIRQChip(c *IRQChip) error {
 	return err
 }
 
-// IRQFD issues KVM_IRQFD: a write to the eventfd raises an edge on the GSI.
-func (vm *VM) IRQFD(eventfd int, gsi uint32) error {
-	_, err := ioctlPtr(vm.fd, irqfd, &irqfdArg{fd: uint32(eventfd), gsi: gsi})
+// IRQLine issues KVM_IRQ_LINE: it sets the level of the GSI's line, 0 or 1. An interrupt that it causes is pending when it returns.
+func (vm *VM) IRQLine(gsi, level uint32) error {
+	_, err := ioctlPtr(vm.fd, irqLine, &irqLevel{irq: gsi, level: level})
 	return err
 }
 

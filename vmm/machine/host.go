@@ -58,7 +58,6 @@ var required = []struct {
 }{
 	{kvm.CapIRQChip, "IRQCHIP"},
 	{kvm.CapUserMemory, "USER_MEMORY"},
-	{kvm.CapIRQFD, "IRQFD"},
 	{kvm.CapIOEventFD, "IOEVENTFD"},
 	{kvm.CapImmediateExit, "IMMEDIATE_EXIT"},
 	{kvm.CapXSave, "XSAVE"},

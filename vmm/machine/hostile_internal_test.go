@@ -187,8 +187,8 @@ func TestHostileQueues(t *testing.T) {
 			a.desc(d, 1, uint64(bufsAddr), 16, 0, 0)
 			a.publish(d, 1, 0)
 		}},
-		{"an indirect table", true, func(d target) {
-			a.desc(d, 0, uint64(bufsAddr), 16, descIndirect, 0)
+		{"an indirect table of one and a half descriptors", true, func(d target) {
+			a.desc(d, 0, uint64(bufsAddr), 24, descIndirect, 0)
 			a.publish(d, 1, 0)
 		}},
 		{"the same chain many times", false, func(d target) {

@@ -54,7 +54,6 @@ type Machine struct {
 	nets    []*virtio.Net
 	balloon *virtio.Balloon // nil: none
 	console *legacy.Log     // nil: none
-	uartIRQ eventfd         // valid with a console
 
 	endings    chan End // from vCPU threads
 	closing    chan struct{}
@@ -84,7 +83,7 @@ func assemble(cfg Config, mem *ram, log zerolog.Logger) (_ *Machine, err error) 
 	}()
 	u.add(mem.close)
 	m := &Machine{
-		log: log, host: cfg.Host, ram: mem, uartIRQ: -1,
+		log: log, host: cfg.Host, ram: mem,
 		endings: make(chan End, x86.MaxVCPUs), closing: make(chan struct{}), supervised: make(chan struct{}), done: make(chan struct{}),
 	}
 	if m.cpu, err = x86.FindTemplate(cfg.CPUTemplate); err != nil {
@@ -168,15 +167,18 @@ func (m *Machine) wireConsole(c Console, u *undo) (err error) {
 		return err
 	}
 	u.add(func() { _ = m.console.Close() })
-	if m.uartIRQ, err = newEventfd(); err != nil {
-		return err
-	}
-	u.add(m.uartIRQ.close)
-	if err := m.vm.IRQFD(int(m.uartIRQ), x86.UARTGSI); err != nil {
-		return fmt.Errorf("wire serial port: %w", err)
-	}
-	m.bus.ports.Serial = legacy.NewSerial(m.console, m.uartIRQ.signal)
+	irq := &irqLine{vm: m.vm, gsi: x86.UARTGSI}
+	m.bus.ports.Serial = legacy.NewSerial(m.console, irq.signal)
 	return nil
+}
+
+// Waiters is how many threads spend their time waiting inside system calls: for the guest to leave its code, or for its notifications.
+func (m *Machine) Waiters() int {
+	n := len(m.vcpus)
+	for _, s := range m.bus.slots {
+		n += s.threads()
+	}
+	return n
 }
 
 // Close ends the machine and frees everything but the Host. Disks are flushed first; the error is about that alone.
@@ -206,7 +208,6 @@ func (m *Machine) Close() error {
 	}
 	if m.console != nil {
 		_ = m.console.Close()
-		m.uartIRQ.close()
 	}
 	_ = m.vm.Close()
 	m.ram.close()

@@ -2,7 +2,6 @@ package machine
 
 import (
 	"fmt"
-	"os"
 	"sync"
 
 	"torpor/vmm/guestmem"
@@ -19,60 +18,61 @@ const notifyOffset = 0x50
 type slot struct {
 	name      string
 	transport *mmio.Transport
-	irq       eventfd
-	notify    []*os.File
+	bells     []bell
 	waiters   sync.WaitGroup
 }
 
 // newSlot wires dev into window number index.
 func newSlot(vm *kvm.VM, mem *guestmem.Memory, index int, dev mmio.Device) (_ *slot, err error) {
-	s := &slot{name: fmt.Sprintf("virtio %d", index)}
-	if s.irq, err = newEventfd(); err != nil {
-		return nil, err
-	}
-	s.transport = mmio.NewTransport(dev, mem, s.irq.signal)
+	irq := &irqLine{vm: vm, gsi: x86.VirtioGSI + uint32(index)}
+	s := &slot{name: fmt.Sprintf("virtio %d", index), transport: mmio.NewTransport(dev, mem, irq.signal)}
 	defer func() {
 		if err != nil {
 			s.close()
 		}
 	}()
-	if err := vm.IRQFD(int(s.irq), x86.VirtioGSI+uint32(index)); err != nil {
-		return nil, fmt.Errorf("%s: %w", s.name, err)
-	}
 	for queue := range dev.QueueSizes() {
-		fd, err := newEventfd()
+		newBell, ring := newPolledBell, s.transport.Notify
+		if d, ok := dev.(mmio.Direct); ok && d.Direct(queue) {
+			newBell, ring = newThreadBell, s.transport.Serve
+		}
+		b, err := newBell()
 		if err != nil {
 			return nil, err
 		}
-		f := os.NewFile(uintptr(fd), fmt.Sprintf("%s queue %d", s.name, queue))
-		s.notify = append(s.notify, f)
+		s.bells = append(s.bells, b)
 		addr := x86.MMIOAddr + uint64(index)*x86.MMIOSlot + notifyOffset
-		if err := vm.IOEventFD(int(fd), addr, uint32(queue)); err != nil {
+		if err := vm.IOEventFD(b.fd(), addr, uint32(queue)); err != nil {
 			return nil, fmt.Errorf("%s queue %d: %w", s.name, queue, err)
 		}
-		s.waiters.Go(func() { s.wait(f, queue) })
+		s.waiters.Go(func() {
+			// While the device is paused the transport ignores notifications and makes up for them afterwards.
+			for b.wait() {
+				ring(queue)
+			}
+		})
 	}
 	return s, nil
 }
 
-// wait passes notifications on until the file is closed. While the device is paused the transport ignores them and makes up
-// for them afterwards.
-func (s *slot) wait(f *os.File, queue int) {
-	var counter [8]byte
-	for {
-		if _, err := f.Read(counter[:]); err != nil {
-			return
+// threads is how many of its goroutines wait in a thread of their own.
+func (s *slot) threads() (n int) {
+	for _, b := range s.bells {
+		if _, ok := b.(*threadBell); ok {
+			n++
 		}
-		s.transport.Notify(queue)
 	}
+	return n
 }
 
 // close ends the device's work and the goroutines. The vCPUs must be gone.
 func (s *slot) close() {
-	for _, f := range s.notify {
-		_ = f.Close()
+	for _, b := range s.bells {
+		b.silence()
 	}
 	s.waiters.Wait()
+	for _, b := range s.bells {
+		b.close()
+	}
 	s.transport.Close()
-	s.irq.close()
 }

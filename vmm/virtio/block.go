@@ -29,8 +29,8 @@ const (
 	sectorBytes = 512
 
 	blkQueueSize   = 256
-	blkMaxSegments = 126
-	blkMaxSegment  = 256 << 10 // bytes
+	blkMaxSegments = blkQueueSize - 2 // with header and status, a chain as long as the queue
+	blkMaxSegment  = 256 << 10        // bytes
 	blkMaxBytes    = blkMaxSegments * blkMaxSegment
 	blkMaxDiscard  = 1 << 20 // sectors, each of at most blkMaxRanges
 	blkMaxRanges   = 16
@@ -71,6 +71,7 @@ type Block struct {
 var (
 	_ mmio.Device = (*Block)(nil)
 	_ mmio.Copier = (*Block)(nil)
+	_ mmio.Direct = (*Block)(nil)
 )
 
 // NewBlock returns the disk on chain, which must outlive it. id is what the guest is told as serial number: its first 20 bytes
@@ -109,7 +110,7 @@ func (b *Block) ID() uint32 { return idBlock }
 
 // Features implements mmio.Device.
 func (b *Block) Features() uint64 {
-	f := blkSizeMax | blkSegMax | blkBlockSize | blkFlush | blkTopology
+	f := blkSizeMax | blkSegMax | blkBlockSize | blkFlush | blkTopology | mmio.FeatureIndirect
 	if b.readOnly {
 		return f | blkReadOnly
 	}
@@ -129,6 +130,7 @@ func (b *Block) WriteConfig(uint64, []byte) {}
 func (b *Block) Activate(features uint64, queues []*virtq.Queue, irq mmio.Interrupt) error {
 	b.features = features
 	b.server = &server{queue: queues[0], irq: irq, paused: b.paused, limit: b.limit, cost: blkCost}
+	b.server.startDirect(blkShort)
 	b.server.start(blkWorkers, 0, func(c *virtq.Chain, _ []byte) uint32 { return b.answer(c) })
 	return nil
 }
@@ -139,8 +141,20 @@ func blkCost(c *virtq.Chain) uint64 {
 	return min(n, blkMaxBytes)
 }
 
+// blkShort says of a request whether it does not take long: it reads or writes sectors. A flush waits for the disk below.
+func blkShort(c *virtq.Chain) bool {
+	n := blkCost(c)
+	return n > 0 && n%sectorBytes == 0
+}
+
 // Notify implements mmio.Device.
 func (b *Block) Notify(int) { b.server.kick() }
+
+// Direct implements mmio.Direct.
+func (b *Block) Direct(int) bool { return true }
+
+// Serve implements mmio.Direct.
+func (b *Block) Serve(int) func() { return b.server.direct.serve }
 
 // Reset implements mmio.Device.
 func (b *Block) Reset() {

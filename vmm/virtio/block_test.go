@@ -97,6 +97,57 @@ func TestBlockReadsAndWrites(t *testing.T) {
 	}
 }
 
+// The longest request a driver may make lies in a table of its own: as many pieces as it is told, with header and status as many
+// descriptors as the queue has.
+func TestBlockLongestRequest(t *testing.T) {
+	d := start(t, NewBlock(openDisk(t, true), "", false, nil))
+	const piece = 4096
+	pieces := int(d.get(tConfig + 12)) // seg_max
+	if pieces != 254 {
+		t.Fatalf("seg_max %d", pieces)
+	}
+	data, status := d.alloc(uint64(pieces*piece)), d.out(1)
+	for _, writes := range []bool{false, true} {
+		request := buffer{d.alloc(16), 16, false}
+		d.check(d.mem.WriteAt(blockHeader(map[bool]uint32{true: 1}[writes], 0), request.at))
+		descs := []buffer{request}
+		for i := range pieces { // each behind the next one
+			descs = append(descs, buffer{data + uint64((pieces-1-i)*piece), piece, !writes})
+		}
+		var table []byte
+		for i, b := range append(descs, status) {
+			table = binary.LittleEndian.AppendUint64(table, b.at)
+			table = binary.LittleEndian.AppendUint32(table, b.len)
+			flags := uint16(1)
+			if b.writable {
+				flags |= 2
+			}
+			if i == pieces+1 {
+				flags &^= 1
+			}
+			table = binary.LittleEndian.AppendUint16(table, flags)
+			table = binary.LittleEndian.AppendUint16(table, uint16(i+1))
+		}
+		d.check(d.mem.WriteAt([]byte{77}, status.at))
+		d.writeDesc(0, 200, d.in(table), 4, 0)
+		d.publish(0, 200)
+		d.notify(0)
+		if head, _ := d.wait(0); head != 200 || d.bytes(status)[0] != 0 {
+			t.Fatalf("writes %v: chain %d, status %d", writes, head, d.bytes(status)[0])
+		}
+		got := make([]byte, pieces*piece)
+		d.check(d.mem.ReadAt(got, data))
+		for i, want := 0, pattern(testDisk, 1); i < pieces; i++ {
+			if !bytes.Equal(got[(pieces-1-i)*piece:(pieces-i)*piece], want[i*piece:(i+1)*piece]) {
+				t.Fatalf("writes %v: piece %d has other bytes", writes, i)
+			}
+		}
+	}
+	if _, got, _ := d.block(0, 0, nil, 1<<19); !bytes.Equal(got, pattern(testDisk, 1)[:1<<19]) {
+		t.Error("what was written is not what is there")
+	}
+}
+
 func ranges(sector uint64, n, flags uint32) []byte {
 	b := binary.LittleEndian.AppendUint64(nil, sector)
 	b = binary.LittleEndian.AppendUint32(b, n)

@@ -50,6 +50,7 @@ func TestBlockSlowRequestStarvesNobody(t *testing.T) {
 	b.disk = slow
 	d := start(t, b)
 	held := d.add(0, d.in(blockHeader(1, 0)), d.in(pattern(4096, 1)), d.out(1))
+	d.notify(0) // it comes alone
 	for i := range 50 {
 		if status, _, _ := d.block(1, uint64(8+i), pattern(512, byte(i)), 0); status != 0 {
 			t.Fatalf("request %d beside a slow one: status %d", i, status)

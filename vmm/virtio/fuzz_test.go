@@ -77,7 +77,7 @@ func activateLoaded(t *testing.T, kind string, dev mmio.Device, d *driver) {
 	var queues []*virtq.Queue
 	for _, size := range dev.QueueSizes() {
 		n := uint64(size)
-		q, err := virtq.New(d.mem, virtq.Config{Size: size, Desc: d.alloc(16 * n), Avail: d.alloc(6 + 2*n), Used: d.alloc(6 + 8*n)}, true)
+		q, err := virtq.New(d.mem, virtq.Config{Size: size, Desc: d.alloc(16 * n), Avail: d.alloc(6 + 2*n), Used: d.alloc(6 + 8*n)}, virtq.Features{EventIdx: true})
 		d.check(err)
 		queues = append(queues, q)
 	}

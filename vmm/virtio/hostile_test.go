@@ -67,8 +67,8 @@ func TestBrokenQueueNeedsReset(t *testing.T) {
 			d.writeDesc(queue, 1, buffer{0, 16, false}, 0, 0)
 			d.publish(queue, 0)
 		}},
-		{"indirect", func(d *driver, queue int) {
-			d.writeDesc(queue, 0, buffer{0, 16, false}, 4, 0)
+		{"half an indirect descriptor", func(d *driver, queue int) {
+			d.writeDesc(queue, 0, buffer{0, 24, false}, 4, 0)
 			d.publish(queue, 0)
 		}},
 	} {

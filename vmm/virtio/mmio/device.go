@@ -16,7 +16,7 @@ import "torpor/vmm/virtio/virtq"
 type Device interface {
 	// ID is the device type (virtio 1.2, section 5).
 	ID() uint32
-	// Features are the device's own; the transport adds VERSION_1 and EVENT_IDX.
+	// Features are the device's own, and INDIRECT_DESC if its requests are long; the transport adds VERSION_1 and EVENT_IDX.
 	Features() uint64
 	// QueueSizes are the sizes of the queues, powers of two; the driver may choose smaller ones.
 	QueueSizes() []uint16
@@ -52,6 +52,16 @@ type Copier interface {
 	// Copy is Save for a device that goes on: a device that loads what it returns is in the state that Save would leave, while
 	// this one and guest memory stay as they are.
 	Copy() ([]byte, error)
+}
+
+// Direct is a Device that does the work of some queues on the goroutine that got the notification. That saves a hand-over, which can
+// take longer than the work; so it waits in a thread of its own.
+type Direct interface {
+	// Direct reports whether a queue is of these.
+	Direct(queue int) bool
+	// Serve is Notify for such a queue, but for what it returns: that does the work, as far as it is to be done there. It is called
+	// without the transport's lock, may take its time, and may run when the device has been paused or reset meanwhile.
+	Serve(queue int) func()
 }
 
 // Interrupt is how a device reaches its driver. It is safe for concurrent use and never blocks.

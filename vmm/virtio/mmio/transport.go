@@ -13,8 +13,9 @@ import (
 // Size is the size of a device's window of guest addresses, in bytes.
 const Size = 0x1000
 
-// Features every device has here (virtio 1.2, section 6).
+// Features that are not a device's own (virtio 1.2, section 6). Every device has EVENT_IDX and VERSION_1.
 const (
+	FeatureIndirect uint64 = 1 << 28 // of those devices that offer it
 	FeatureEventIdx uint64 = 1 << 29
 	FeatureVersion1 uint64 = 1 << 32
 )
@@ -81,6 +82,23 @@ func (t *Transport) Notify(queue int) {
 	if t.queues != nil && !t.paused && queue >= 0 && queue < len(t.queues) {
 		t.dev.Notify(queue)
 	}
+}
+
+// Serve is Notify for a queue of a Direct device: it returns when the work that was to be done here is.
+func (t *Transport) Serve(queue int) {
+	if work := t.work(queue); work != nil {
+		work()
+	}
+}
+
+func (t *Transport) work(queue int) func() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d, ok := t.dev.(Direct)
+	if !ok || t.queues == nil || t.paused || queue < 0 || queue >= len(t.queues) {
+		return nil
+	}
+	return d.Serve(queue)
 }
 
 // Pause returns when the device touches guest memory no more. Notifications are ignored from then on; Resume makes up for
@@ -188,7 +206,9 @@ func (t *Transport) buildLocked() ([]*virtq.Queue, error) {
 		if !s.ready {
 			return nil, fmt.Errorf("queue %d was not set up", i)
 		}
-		q, err := virtq.New(t.mem, s.Config, t.driverFeatures&FeatureEventIdx != 0)
+		q, err := virtq.New(t.mem, s.Config, virtq.Features{
+			EventIdx: t.driverFeatures&FeatureEventIdx != 0, Indirect: t.driverFeatures&FeatureIndirect != 0,
+		})
 		if err != nil {
 			return nil, fmt.Errorf("queue %d: %w", i, err)
 		}

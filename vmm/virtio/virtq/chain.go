@@ -129,26 +129,87 @@ func (q *Queue) walk(c *Chain, head uint16) error {
 		if next >= q.cfg.Size {
 			return q.breakf("descriptor %d of %d", next, q.cfg.Size)
 		}
-		d := q.scratch[:descBytes]
-		if err := q.mem.ReadAt(d, q.cfg.Desc+descBytes*uint64(next)); err != nil {
+		raw := q.scratch[:descBytes]
+		if err := q.mem.ReadAt(raw, q.cfg.Desc+descBytes*uint64(next)); err != nil {
 			return q.breakf("descriptor table: %w", err)
 		}
-		s := segment{binary.LittleEndian.Uint64(d[descAddr:]), binary.LittleEndian.Uint32(d[descLen:])}
-		flags := binary.LittleEndian.Uint16(d[descFlags:])
-		switch {
-		case flags&descIndirect != 0:
-			return q.breakf("indirect descriptor, which was not offered")
-		case flags&descWrite != 0:
-			c.writable.add(s)
-		case len(c.writable.segments) > 0:
-			return q.breakf("readable descriptor after a writable one")
-		default:
-			c.readable.add(s)
+		d := parseDescriptor(raw)
+		if d.flags&descIndirect != 0 {
+			return q.walkTable(c, d)
 		}
-		if flags&descNext == 0 {
+		if err := q.add(c, d); err != nil {
+			return err
+		}
+		if d.flags&descNext == 0 {
 			return nil
 		}
-		next = binary.LittleEndian.Uint16(d[descNextField:])
+		next = d.next
 	}
 	return q.breakf("descriptor chain from %d does not end", head)
+}
+
+// walkTable goes on with the chain in the table of its own that d, the last descriptor of the queue's table, refers to (section
+// 2.7.5.3). It begins with the table's first and is no longer than the queue. The table is copied at once.
+func (q *Queue) walkTable(c *Chain, d descriptor) error {
+	n := d.len / descBytes
+	switch {
+	case !q.features.Indirect:
+		return q.breakf("indirect descriptor, which was not negotiated")
+	case d.flags&descNext != 0:
+		return q.breakf("indirect descriptor with another after it")
+	case n == 0 || d.len%descBytes != 0 || n > uint32(q.cfg.Size):
+		return q.breakf("indirect table of %d bytes", d.len)
+	}
+	if q.table == nil {
+		q.table = make([]byte, descBytes*int(q.cfg.Size))
+	}
+	table := q.table[:d.len]
+	if err := q.mem.ReadAt(table, d.addr); err != nil {
+		return q.breakf("indirect table: %w", err)
+	}
+	next := uint32(0)
+	for range n {
+		if next >= n {
+			return q.breakf("descriptor %d of an indirect table of %d", next, n)
+		}
+		d := parseDescriptor(table[descBytes*next:])
+		if d.flags&descIndirect != 0 {
+			return q.breakf("indirect descriptor in an indirect table")
+		}
+		if err := q.add(c, d); err != nil {
+			return err
+		}
+		if d.flags&descNext == 0 {
+			return nil
+		}
+		next = uint32(d.next)
+	}
+	return q.breakf("indirect descriptor chain does not end")
+}
+
+// add puts what d describes at the end of its part of c.
+func (q *Queue) add(c *Chain, d descriptor) error {
+	switch {
+	case d.flags&descWrite != 0:
+		c.writable.add(d.segment)
+	case len(c.writable.segments) > 0:
+		return q.breakf("readable descriptor after a writable one")
+	default:
+		c.readable.add(d.segment)
+	}
+	return nil
+}
+
+// descriptor is struct vring_desc.
+type descriptor struct {
+	segment
+	flags, next uint16
+}
+
+func parseDescriptor(raw []byte) descriptor {
+	le := binary.LittleEndian
+	return descriptor{
+		segment: segment{le.Uint64(raw[descAddr:]), le.Uint32(raw[descLen:])},
+		flags:   le.Uint16(raw[descFlags:]), next: le.Uint16(raw[descNextField:]),
+	}
 }

@@ -5,8 +5,8 @@
 //	used ring          device to driver    u16 flags, u16 idx, {u32 id, u32 len}[size], u16 avail_event  aligned to 4
 //
 // Everything in a ring is written by the guest and may change while we look. A descriptor is read once, into private memory,
-// and only the copy is believed; a chain is at most as long as the queue, so loops end; indirect tables are not offered and
-// refused. A queue whose driver broke the rules answers ErrBroken from then on, and the device asks for a reset.
+// and only the copy is believed; a chain is at most as long as the queue, so loops end; an indirect table is copied whole. A
+// queue whose driver broke the rules answers ErrBroken from then on, and the device asks for a reset.
 //
 // Names and numbers are those of linux/virtio_ring.h (struct vring_desc, vring_avail, vring_used), whose layout the tests compare
 // with the offsets here. A Queue is not safe for concurrent use: the device that owns it takes care of that. The package is a leaf.
@@ -25,7 +25,7 @@ const MaxSize = 32768
 const (
 	descNext     = 1 // next is the next descriptor of the chain
 	descWrite    = 2 // the device writes the bytes; else it reads them
-	descIndirect = 4 // the bytes are a table of descriptors
+	descIndirect = 4 // the bytes are a table with the rest of the chain
 )
 
 // availNoInterrupt is the flag of the available ring by which a driver without EVENT_IDX asks for silence (section 2.7.6;
@@ -78,6 +78,12 @@ func (c Config) usedEvent() uint64 { return c.Avail + ringElems + availElemBytes
 // availEvent returns where the device says after which available entry it wants a notification.
 func (c Config) availEvent() uint64 { return c.Used + ringElems + usedElemBytes*uint64(c.Size) }
 
+// Features are the negotiated ones that change how a queue is read.
+type Features struct {
+	EventIdx bool // VIRTIO_F_EVENT_IDX: each side says when it wants to hear of the other's progress
+	Indirect bool // VIRTIO_F_INDIRECT_DESC: a chain may lie in a table of its own
+}
+
 // State is the part of a queue that is not in guest memory; it goes into snapshots.
 type State struct {
 	LastAvail uint16 // the next entry of the available ring to take, not reduced modulo the size
@@ -88,18 +94,18 @@ type State struct {
 type Queue struct {
 	mem      Memory
 	cfg      Config
-	eventIdx bool
+	features Features
 	state    State
 	// signalled is NextUsed as it was when the driver's wish for an interrupt was last looked at, if known.
 	signalled      uint16
 	signalledKnown bool
 	broken         error
+	table          []byte          // an indirect table; nil before the first
 	scratch        [descBytes]byte // a descriptor or a used element on its way: memory behind an interface wants a buffer of the heap
 }
 
 // New returns the queue at cfg, empty so far. It is an error if cfg is not what section 2.7 demands or not within RAM.
-// eventIdx says whether VIRTIO_F_EVENT_IDX was negotiated.
-func New(mem Memory, cfg Config, eventIdx bool) (*Queue, error) {
+func New(mem Memory, cfg Config, features Features) (*Queue, error) {
 	n := uint64(cfg.Size)
 	if n == 0 || n > MaxSize || n&(n-1) != 0 {
 		return nil, fmt.Errorf("virtqueue of %d descriptors", n)
@@ -116,7 +122,7 @@ func New(mem Memory, cfg Config, eventIdx bool) (*Queue, error) {
 			return nil, fmt.Errorf("virtqueue: %s at %#x is misaligned or outside memory", part.name, part.addr)
 		}
 	}
-	return &Queue{mem: mem, cfg: cfg, eventIdx: eventIdx}, nil
+	return &Queue{mem: mem, cfg: cfg, features: features}, nil
 }
 
 // Size returns the number of descriptors.
@@ -206,7 +212,7 @@ func (q *Queue) PushAll(used ...Used) error {
 
 // NeedsInterrupt reports whether the driver wants to be signalled for what was pushed since the last call.
 func (q *Queue) NeedsInterrupt() bool {
-	if !q.eventIdx {
+	if !q.features.EventIdx {
 		flags, err := q.mem.LoadUint16(q.cfg.Avail + ringFlags)
 		return err != nil || flags&availNoInterrupt == 0
 	}
@@ -225,6 +231,11 @@ func (q *Queue) AwaitMore() (bool, error) {
 	if err := q.NotifyAt(q.state.LastAvail); err != nil {
 		return false, err
 	}
+	return q.More()
+}
+
+// More reports whether there is a buffer beyond the ones taken so far.
+func (q *Queue) More() (bool, error) {
 	idx, err := q.AvailIdx()
 	return idx != q.state.LastAvail, err
 }
@@ -234,7 +245,7 @@ func (q *Queue) NotifyAt(idx uint16) error {
 	if q.broken != nil {
 		return q.broken
 	}
-	if !q.eventIdx {
+	if !q.features.EventIdx {
 		return nil // notifications are never switched off
 	}
 	if err := q.mem.StoreUint16(q.cfg.availEvent(), idx); err != nil {

@@ -18,6 +18,8 @@ const (
 	used  = 0x3000
 	bufs  = 0x4000
 	limit = 0x8000
+
+	tables = 0x6000 // indirect ones
 )
 
 func newMemory(t testing.TB) *guestmem.Memory {
@@ -40,7 +42,7 @@ type ring struct {
 func newRing(t testing.TB, eventIdx bool) *ring {
 	t.Helper()
 	m := newMemory(t)
-	q, err := virtq.New(m, virtq.Config{Size: size, Desc: desc, Avail: avail, Used: used}, eventIdx)
+	q, err := virtq.New(m, virtq.Config{Size: size, Desc: desc, Avail: avail, Used: used}, virtq.Features{EventIdx: eventIdx, Indirect: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,12 +57,19 @@ func (r *ring) check(err error) {
 }
 
 func (r *ring) desc(i int, at uint64, n uint32, flags, next uint16) {
+	r.descIn(desc, i, at, n, flags, next)
+}
+
+func (r *ring) descIn(table uint64, i int, at uint64, n uint32, flags, next uint16) {
 	b := binary.LittleEndian.AppendUint64(nil, at)
 	b = binary.LittleEndian.AppendUint32(b, n)
 	b = binary.LittleEndian.AppendUint16(b, flags)
 	b = binary.LittleEndian.AppendUint16(b, next)
-	r.check(r.m.WriteAt(b, guestmem.Addr(desc+16*i)))
+	r.check(r.m.WriteAt(b, table+uint64(16*i)))
 }
+
+// table makes an indirect table of one readable byte.
+func (r *ring) table(next uint16) { r.descIn(tables, 0, bufs, 1, 0, next) }
 
 func (r *ring) publish(heads ...uint16) {
 	for _, h := range heads {
@@ -96,11 +105,11 @@ func TestNewValidates(t *testing.T) {
 	} {
 		c := good
 		harm(&c)
-		if _, err := virtq.New(m, c, false); err == nil {
+		if _, err := virtq.New(m, c, virtq.Features{}); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
-	if _, err := virtq.New(m, good, false); err != nil {
+	if _, err := virtq.New(m, good, virtq.Features{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -157,6 +166,56 @@ func TestChains(t *testing.T) {
 	}
 }
 
+// A chain may begin in the queue's table and go on in one of its own, whose order is that of its next fields.
+func TestIndirectChains(t *testing.T) {
+	r := newRing(t, false)
+	r.check(r.m.WriteAt([]byte("hello world"), bufs))
+	r.descIn(tables, 0, bufs+5, 1, 1, 2)
+	r.descIn(tables, 2, bufs+6, 5, 1, 1)
+	r.descIn(tables, 1, bufs+0x100, 4, 2, 7)
+	r.desc(5, bufs, 5, 1, 6)
+	r.desc(6, tables, 48, 4|2, 0) // its own direction does not count
+	r.publish(5)
+	var c virtq.Chain
+	ok, err := r.q.Pop(&c)
+	r.check(err)
+	if !ok || c.Head != 5 || c.ReadLen() != 11 || c.WriteLen() != 4 {
+		t.Fatalf("%v, head %d, %d to read, %d to write", ok, c.Head, c.ReadLen(), c.WriteLen())
+	}
+	p := make([]byte, 11)
+	r.check(c.ReadAt(p, 0))
+	if string(p) != "hello world" {
+		t.Errorf("%q", p)
+	}
+
+	// A table as long as the queue, with one descriptor before it, which is the most there can be.
+	for i := range size {
+		r.descIn(tables, i, bufs, 1<<32-1, 1, uint16(i+1))
+	}
+	r.descIn(tables, size-1, bufs, 1<<32-1, 0, 0)
+	r.desc(0, tables, 16*size, 4, 0)
+	r.publish(0)
+	if ok, err := r.q.Pop(&c); !ok || err != nil || c.ReadLen() != size*(1<<32-1) || c.WriteLen() != 0 {
+		t.Errorf("%v, %v, %d bytes", ok, err, c.ReadLen())
+	}
+}
+
+// A driver that did not negotiate them may not use them.
+func TestIndirectUnasked(t *testing.T) {
+	r := newRing(t, false)
+	r.table(0)
+	r.desc(0, tables, 16, 4, 0)
+	r.publish(0)
+	for _, asked := range []bool{true, false} {
+		q, err := virtq.New(r.m, virtq.Config{Size: size, Desc: desc, Avail: avail, Used: used}, virtq.Features{Indirect: asked})
+		r.check(err)
+		var c virtq.Chain
+		if ok, err := q.Pop(&c); ok != asked || errors.Is(err, virtq.ErrBroken) == asked {
+			t.Errorf("asked for %v: %v, %v", asked, ok, err)
+		}
+	}
+}
+
 // Indices run through 65,535 and the ring's size many times.
 func TestIndicesWrap(t *testing.T) {
 	for _, eventIdx := range []bool{false, true} {
@@ -181,16 +240,43 @@ func TestIndicesWrap(t *testing.T) {
 
 func TestBrokenStaysBroken(t *testing.T) {
 	for name, harm := range map[string]func(r *ring){
-		"index too far":    func(r *ring) { r.idx = size; r.publish(0) },
-		"index went back":  func(r *ring) { r.idx = 65534; r.publish(0) },
-		"head outside":     func(r *ring) { r.publish(size) },
-		"loop of one":      func(r *ring) { r.desc(0, bufs, 1, 1, 0); r.publish(0) },
-		"loop of two":      func(r *ring) { r.desc(0, bufs, 1, 1, 1); r.desc(1, bufs, 1, 1, 0); r.publish(0) },
-		"next outside":     func(r *ring) { r.desc(0, bufs, 1, 1, 500); r.publish(0) },
-		"indirect":         func(r *ring) { r.desc(0, bufs, 16, 4, 0); r.publish(0) },
+		"index too far":      func(r *ring) { r.idx = size; r.publish(0) },
+		"index went back":    func(r *ring) { r.idx = 65534; r.publish(0) },
+		"head outside":       func(r *ring) { r.publish(size) },
+		"loop of one":        func(r *ring) { r.desc(0, bufs, 1, 1, 0); r.publish(0) },
+		"loop of two":        func(r *ring) { r.desc(0, bufs, 1, 1, 1); r.desc(1, bufs, 1, 1, 0); r.publish(0) },
+		"next outside":       func(r *ring) { r.desc(0, bufs, 1, 1, 500); r.publish(0) },
+		"indirect, and more": func(r *ring) { r.table(0); r.desc(0, tables, 16, 4|1, 1); r.desc(1, bufs, 1, 0, 0); r.publish(0) },
+		"empty table":        func(r *ring) { r.desc(0, tables, 0, 4, 0); r.publish(0) },
+		"half a descriptor":  func(r *ring) { r.desc(0, tables, 24, 4, 0); r.publish(0) },
+		"table too long":     func(r *ring) { r.desc(0, tables, 16*(size+1), 4, 0); r.publish(0) },
+		"table outside":      func(r *ring) { r.desc(0, limit-8, 16, 4, 0); r.publish(0) },
+		"table in a table": func(r *ring) {
+			r.descIn(tables, 0, tables, 16, 4, 0)
+			r.desc(0, tables, 16, 4, 0)
+			r.publish(0)
+		},
+		"loop in a table": func(r *ring) {
+			r.descIn(tables, 0, bufs, 1, 1, 1)
+			r.descIn(tables, 1, bufs, 1, 1, 0)
+			r.desc(0, tables, 32, 4, 0)
+			r.publish(0)
+		},
+		"next outside of a table": func(r *ring) {
+			r.descIn(tables, 0, bufs, 1, 1, 1)
+			r.desc(0, tables, 16, 4, 0)
+			r.publish(0)
+		},
+		"read in a table after write": func(r *ring) {
+			r.table(0)
+			r.desc(0, bufs, 1, 1|2, 1)
+			r.desc(1, tables, 16, 4, 0)
+			r.publish(0)
+		},
 		"write, then read": func(r *ring) { r.desc(0, bufs, 1, 3, 1); r.desc(1, bufs, 1, 0, 0); r.publish(0) },
 	} {
 		r := newRing(t, false)
+		r.check(r.m.WriteAt(make([]byte, 256), tables))
 		r.desc(0, bufs, 1, 0, 0)
 		harm(r)
 		var c virtq.Chain
@@ -280,7 +366,7 @@ func TestState(t *testing.T) {
 	_, err := r.q.Pop(&c)
 	r.check(err)
 	r.check(r.q.Push(0, 0))
-	q, err := virtq.New(r.m, virtq.Config{Size: size, Desc: desc, Avail: avail, Used: used}, false)
+	q, err := virtq.New(r.m, virtq.Config{Size: size, Desc: desc, Avail: avail, Used: used}, virtq.Features{})
 	r.check(err)
 	q.SetState(r.q.State())
 	if ok, err := q.Pop(&c); !ok || err != nil {
@@ -394,6 +480,13 @@ func FuzzQueue(f *testing.F) {
 		long[16*i+12], long[16*i+14] = 1, byte(i+1)
 	}
 	f.Add(long, uint16(size), true)
+	// An indirect table that is the second half of the queue's own, and one that is all of it, itself included.
+	binary.LittleEndian.PutUint64(long, desc+16*size/2)
+	long[8], long[12] = 16*size/2, 4
+	f.Add(bytes.Clone(long), uint16(1), true)
+	binary.LittleEndian.PutUint64(long, desc)
+	long[8] = 16 * size
+	f.Add(long, uint16(1), true)
 	f.Fuzz(func(t *testing.T, tables []byte, idx uint16, eventIdx bool) {
 		r := newRing(t, eventIdx)
 		n := min(len(tables), 16*size)
@@ -411,6 +504,11 @@ func FuzzQueue(f *testing.F) {
 				break
 			}
 			popped++
+			descriptors := 0
+			c.Writable(func(uint64, uint32) { descriptors++ })
+			if descriptors > 2*size {
+				t.Fatalf("%d descriptors in a chain", descriptors)
+			}
 			p := make([]byte, 64)
 			_ = c.ReadAt(p[:min(c.ReadLen(), 64)], 0)
 			if c.ReadAt(p, c.ReadLen()-32) == nil && c.ReadLen() >= 32 {
