@@ -70,7 +70,7 @@ func run(ctx context.Context, cfg config, log zerolog.Logger) (err error) {
 	defer func() { err = errors.Join(err, st.Close()) }()
 	builder := &template.Builder{VMMs: supervisor, Layers: disk.Layers{}, Budgets: cfg.budgets}
 	templates, err := template.Open(lasting, template.Config{
-		Dir: filepath.Join(cfg.Data, "templates"), Images: cfg.Images, VMM: cfg.VMM, VCPUs: template.VCPUs(runtime.NumCPU()), Build: builder.Build,
+		Dir: filepath.Join(cfg.Data, "templates"), Images: cfg.Images, VMM: cfg.VMM, VCPUs: template.VCPUs(runtime.NumCPU()), Build: builder.Build, Rehearse: builder.Rehearse,
 		Store: st, Budgets: cfg.budgets, Log: log,
 	})
 	if err != nil {

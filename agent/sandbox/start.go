@@ -216,7 +216,9 @@ func (s *Sandbox) restoreRequest(ctx context.Context, plan *startPlan) (*vmmpb.R
 		}
 		s.do(func() { s.snapshotBytes = snap.AllocatedBytes() })
 	}
-	req := &vmmpb.RestoreRequest{State: t.Snapshot.Path(template.StateFile), BaseMemory: t.Snapshot.Path(template.MemoryFile)}
+	req := &vmmpb.RestoreRequest{
+		State: t.Snapshot.Path(template.StateFile), BaseMemory: t.Snapshot.Path(template.MemoryFile), WorkingSet: t.WorkingSet(),
+	}
 	if plan.generation > 0 {
 		snap, err := snapcache.Load(s.paths.generation(plan.generation))
 		if err != nil {

@@ -46,14 +46,15 @@ const buildVersion = 1
 
 // Config is what a Library works with. Every field is needed.
 type Config struct {
-	Dir     string // one directory a template below it
-	Images  string // one image set a directory below it; a template is named like its set's directory
-	VMM     string // the torpor-vmm binary, part of the digest
-	VCPUs   uint32 // of every sandbox
-	Build   func(ctx context.Context, job Job) error
-	Store   *store.Store
-	Budgets timing.Budgets
-	Log     zerolog.Logger
+	Dir      string // one directory a template below it
+	Images   string // one image set a directory below it; a template is named like its set's directory
+	VMM      string // the torpor-vmm binary, part of the digest
+	VCPUs    uint32 // of every sandbox
+	Build    func(ctx context.Context, job Job) error
+	Rehearse func(ctx context.Context, t *Template) error
+	Store    *store.Store
+	Budgets  timing.Budgets
+	Log      zerolog.Logger
 }
 
 // Job is one template to be built: the files go into the draft, which the library publishes.
@@ -221,6 +222,11 @@ func (l *Library) begin(e *entry) {
 	e.status.State = building
 	l.work.Go(func() {
 		t, err := l.obtain(e)
+		if err == nil && !t.rehearsed() {
+			if err := l.cfg.Rehearse(l.ctx, t); err != nil {
+				l.cfg.Log.Warn().Err(err).Msg("the template is used without a working set")
+			}
+		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		e.ready, e.ended = t, time.Now()
@@ -378,7 +384,7 @@ func (l *Library) removeUnwanted(keep []string) {
 			continue
 		}
 		l.cfg.Log.Info().Str("digest", snap.Manifest.Parent).Msg("removing a template that nothing needs")
-		err = errors.Join(snapcache.Remove(dir), os.RemoveAll(dir+".console.log"), os.RemoveAll(dir+".vmm.log"))
+		err = errors.Join(snapcache.Remove(dir), os.RemoveAll(dir+".console.log"), os.RemoveAll(dir+".vmm.log"), os.RemoveAll(dir+".working-set"))
 		if err != nil {
 			l.cfg.Log.Warn().Err(err).Msg("remove a template")
 		}

@@ -17,6 +17,7 @@ import (
 	"torpor/agent/timing"
 	"torpor/api/apierr"
 	"torpor/images/imageset"
+	"torpor/vmm/snapshot"
 )
 
 // bench is a library whose builds are counted and made to fail by the test.
@@ -27,6 +28,8 @@ type bench struct {
 
 	mu     sync.Mutex
 	builds int
+	played []string // rehearsals, by the template's digest
+	forgot error    // what rehearsals fail with
 	fail   error
 	gate   chan struct{} // builds wait for it, if not nil
 }
@@ -47,7 +50,7 @@ func newBench(t *testing.T) *bench {
 	b := &bench{t: t, dir: dir}
 	b.cfg = template.Config{
 		Dir: filepath.Join(dir, "templates"), Images: filepath.Join(dir, "images"), VMM: filepath.Join(dir, "torpor-vmm"), VCPUs: 2,
-		Build: b.build, Store: st, Budgets: budgets, Log: zerolog.Nop(),
+		Build: b.build, Rehearse: b.rehearse, Store: st, Budgets: budgets, Log: zerolog.Nop(),
 	}
 	b.write("torpor-vmm", "one")
 	b.image("base", "0.6.13")
@@ -75,6 +78,23 @@ func (b *bench) image(name, envdVersion string) {
 	if err := errors.Join(m.Seal(), m.Write(dir)); err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+func (b *bench) rehearse(_ context.Context, t *template.Template) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.played = append(b.played, t.Digest)
+	if b.forgot != nil {
+		return b.forgot
+	}
+	w := snapshot.WorkingSet{MemoryBytes: t.MemoryBytes}
+	return os.WriteFile(t.WorkingSet(), w.Encode(), 0o600)
+}
+
+func (b *bench) rehearsals() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.played)
 }
 
 func (b *bench) build(ctx context.Context, job template.Job) error {
@@ -146,6 +166,29 @@ func TestATemplateIsBuiltOnceAndFoundAgain(t *testing.T) {
 	}
 	if second.VCPUs != 2 || second.MemoryBytes != 512<<20 || second.EnvdVersion != "0.6.13" || !strings.HasSuffix(second.RootFS, "base/rootfs.ext4") {
 		t.Errorf("template %+v", second)
+	}
+}
+
+func TestAStartIsRehearsedOnce(t *testing.T) {
+	b := newBench(t)
+	b.forgot = errors.New("it forgot its lines")
+	first := b.get(b.open())
+	if _, err := os.Stat(first.WorkingSet()); b.rehearsals() != 1 || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%d rehearsals that failed, %v", b.rehearsals(), err)
+	}
+	b.forgot = nil
+	for range 2 {
+		b.get(b.open())
+	}
+	if b.rehearsals() != 2 || b.count() != 1 {
+		t.Errorf("%d rehearsals, %d builds", b.rehearsals(), b.count())
+	}
+	if err := os.WriteFile(first.WorkingSet(), []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.get(b.open())
+	if b.rehearsals() != 3 || b.count() != 1 {
+		t.Errorf("with a damaged working set: %d rehearsals, %d builds", b.rehearsals(), b.count())
 	}
 }
 

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,11 +11,8 @@ import (
 	"torpor/agent/cell"
 	"torpor/agent/guest"
 	"torpor/agent/vmproc"
-	"torpor/api/guestpb"
-	"torpor/api/id"
 	"torpor/api/vmmpb"
 	"torpor/images/imageset"
-	"torpor/tools/rest"
 	"torpor/vmm/cow"
 )
 
@@ -107,24 +102,5 @@ func (b *booter) boot(ctx context.Context, w *watch) (err error) {
 		return err
 	}
 	w.lap("kernel+envd")
-	return b.firstCommand(ctx, guest.At(socket), w)
-}
-
-func (b *booter) firstCommand(ctx context.Context, g *guest.Guest, w *watch) error {
-	sb := rest.Sandbox{SandboxID: id.NewSandbox(), AccessToken: id.NewToken()}
-	contact, err := g.Handshake(ctx, &guestpb.HandshakeRequest{
-		Incarnation: 1, Entropy: guest.Entropy(), SandboxId: sb.SandboxID, TemplateId: "base", AccessToken: sb.AccessToken,
-		DefaultUser: "user", DefaultWorkdir: "/home/user",
-	})
-	if err != nil {
-		return err
-	}
-	defer contact.Close()
-	w.lap("handshake")
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return g.Dial(ctx, guest.EnvdPort) }}
-	defer transport.CloseIdleConnections()
-	c := &rest.Client{API: "http://sandbox", HTTP: &http.Client{Transport: transport}}
-	_, err = c.Output(ctx, sb, firstCommand)
-	w.lap("command")
-	return err
+	return ready(ctx, guest.At(socket), w)
 }

@@ -36,7 +36,11 @@ func drive(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	err = report(os.Stdout, samples, facts, o.least)
+	if o.what == restores {
+		err = reportRestores(os.Stdout, samples, facts)
+	} else {
+		err = report(os.Stdout, samples, facts, o.least)
+	}
 	fmt.Printf("every measurement: %s\n", o.csv)
 	return err
 }

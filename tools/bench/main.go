@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 )
 
@@ -44,6 +45,7 @@ type options struct {
 const (
 	wakes      = "wake"
 	footprints = "footprint"
+	restores   = "restore"
 )
 
 func run(ctx context.Context) error {
@@ -61,14 +63,16 @@ func run(ctx context.Context) error {
 	if o.what = wakes; flag.NArg() > 0 {
 		o.what = flag.Arg(0)
 	}
-	if o.rounds < 1 || o.touched < 0 || flag.NArg() > 1 || (o.what != wakes && o.what != footprints) {
-		return fmt.Errorf("rounds must be at least 1, touched at least 0, and the argument %q or %q (see -h)", wakes, footprints)
+	if o.rounds < 1 || o.touched < 0 || flag.NArg() > 1 || !slices.Contains([]string{wakes, footprints, restores}, o.what) {
+		return fmt.Errorf("rounds must be at least 1, touched at least 0, and the argument %q, %q or %q (see -h)", wakes, footprints, restores)
 	}
 	switch {
 	case !o.onHost:
 		return drive(ctx, o)
 	case o.what == footprints:
 		return footprint(ctx, o, os.Stdout)
+	case o.what == restores:
+		return measureRestores(ctx, o, os.Stdout)
 	default:
 		return measure(ctx, o, os.Stdout)
 	}

@@ -171,6 +171,7 @@ const firstCommand = "echo first"
 type watch struct {
 	began, last time.Time
 	phases      []phase
+	count       int64 // of faults, where they are counted
 }
 
 func (w *watch) lap(name string) {

@@ -85,8 +85,8 @@ func percentile(sorted []time.Duration, p int) time.Duration {
 	return sorted[max(rank, 1)-1]
 }
 
-// report prints the table and the ratio, and fails if a measurement failed or the ratio is below least.
-func report(w io.Writer, samples []sample, c conditions, least float64) error {
+// print tells what the numbers hold for.
+func (c conditions) print(w io.Writer, samples []sample, how string) {
 	kind := "hardware KVM"
 	if c.emulated {
 		kind = "emulated host: absolute times mean nothing elsewhere, ratios do"
@@ -95,18 +95,28 @@ func report(w io.Writer, samples []sample, c conditions, least float64) error {
 	if len(samples) > 0 {
 		machine = samples[0].shape
 	}
-	fmt.Fprintf(w, "\nhost: %s (%s)\nguest: vCPUs %d, %d MiB, Debian kernel, %d MiB touched before a pause; sequential, each on a quiet host, page cache warm; %d rounds\n\n",
-		c.host, kind, machine.vcpus, machine.memoryMiB, c.touched, c.rounds)
+	fmt.Fprintf(w, "\nhost: %s (%s)\nguest: vCPUs %d, %d MiB, Debian kernel, %s; %d rounds\n\n",
+		c.host, kind, machine.vcpus, machine.memoryMiB, how, c.rounds)
+}
+
+// tabulate prints a line a scenario and returns what failed.
+func tabulate(w io.Writer, samples []sample, scenarios []string) (failures []error, err error) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(table, "to first command\tp50\tp95\tp99\tfailed\tphases (median)\t")
-	var failures []error
-	for _, scenario := range []string{fromTemplate, fromPause, coldBoot, pausing} {
+	for _, scenario := range scenarios {
 		good, failed := series(samples, scenario)
 		failures = append(failures, failed...)
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%s\t\n", scenario,
 			seconds(percentile(good, 50)), seconds(percentile(good, 95)), seconds(percentile(good, 99)), len(failed), medianPhases(samples, scenario))
 	}
-	if err := table.Flush(); err != nil {
+	return failures, table.Flush()
+}
+
+// report prints the table and the ratio, and fails if a measurement failed or the ratio is below least.
+func report(w io.Writer, samples []sample, c conditions, least float64) error {
+	c.print(w, samples, fmt.Sprintf("%d MiB touched before a pause; sequential, each on a quiet host, page cache warm", c.touched))
+	failures, err := tabulate(w, samples, []string{fromTemplate, fromPause, coldBoot, pausing})
+	if err != nil {
 		return err
 	}
 	if n := medianBytes(samples); n > 0 {
