@@ -13,6 +13,13 @@ import (
 // version is set by the linker.
 var version = "dev"
 
+// Processes in the pool. The memory of each is small, but not nothing; more than a few are of use only to a host that starts many
+// sandboxes at once.
+const (
+	defaultPool = 2
+	maxPool     = 256
+)
+
 // config is everything an operator may choose.
 type config struct {
 	Data       string
@@ -23,6 +30,7 @@ type config struct {
 	Cells      cell.Config
 	SlowFactor float64
 	ReserveMiB uint64
+	Pool       int
 
 	budgets timing.Budgets
 }
@@ -43,6 +51,7 @@ func parseConfig(args []string, usage io.Writer) (config, error) {
 		fmt.Sprintf("`number` of the first of %d users set apart for microVMs; agents with different cgroups need different ones", cfg.Cells.UIDs))
 	flags.Float64Var(&cfg.SlowFactor, "slow-factor", 1, "`factor` for every time budget, for hosts slower than hardware")
 	flags.Uint64Var(&cfg.ReserveMiB, "reserve-mib", 512, "`MiB` that must be free on the data disk for a create or a pause to begin")
+	flags.IntVar(&cfg.Pool, "pool", defaultPool, "`number` of VMM processes kept ready for the next sandboxes, 0 for none")
 	if err := flags.Parse(args); err != nil {
 		return cfg, err
 	}
@@ -64,6 +73,9 @@ func (c *config) complete() error {
 	}
 	if c.ReserveMiB > 1<<30 {
 		faults = append(faults, fmt.Errorf("--reserve-mib %d is more than any disk has", c.ReserveMiB))
+	}
+	if c.Pool < 0 || c.Pool > maxPool {
+		faults = append(faults, fmt.Errorf("--pool %d: it must be between 0 and %d", c.Pool, maxPool))
 	}
 	var err error
 	if c.budgets, err = timing.New(c.SlowFactor); err != nil {

@@ -21,6 +21,7 @@ import (
 	"torpor/agent/gateway"
 	"torpor/agent/guest"
 	"torpor/agent/kept"
+	"torpor/agent/pool"
 	"torpor/agent/rpc"
 	"torpor/agent/sandbox"
 	"torpor/agent/store"
@@ -77,18 +78,25 @@ func run(ctx context.Context, cfg config, log zerolog.Logger) (err error) {
 		return err
 	}
 	defer templates.Close()
+	ahead := pool.New(lasting, pool.Config{
+		VMMs: supervisor, Size: cfg.Pool, VCPUs: template.VCPUs(runtime.NumCPU()), Budgets: cfg.budgets, Log: log,
+	})
+	defer ahead.Close()
 	shelf, err := kept.Open(filepath.Join(cfg.Data, "snapshots"), durable.OS{})
 	if err != nil {
 		return err
 	}
 	sandboxes, err := sandbox.Open(lasting, sandbox.Config{
-		Dir: sandboxDir, FS: durable.OS{}, Kept: shelf, Reserve: cfg.ReserveMiB << 20, Store: st, VMMs: machines{supervisor}, Guests: guestAt,
+		Dir: sandboxDir, FS: durable.OS{}, Kept: shelf, Reserve: cfg.ReserveMiB << 20, Store: st, VMMs: machines{supervisor, ahead}, Guests: guestAt,
 		Templates: templates, Layers: disk.Layers{}, Budgets: cfg.budgets, Log: log,
 	})
 	if err != nil {
 		return err
 	}
 	defer sandboxes.Close()
+	if err := ahead.Fill(); err != nil {
+		return err
+	}
 	templates.Build(sandboxes.Wanted())
 
 	api, err := rpc.NewServer(sandboxes, templates, node)
@@ -162,10 +170,13 @@ func serve(ctx context.Context, api *ttrpc.Server, apiListener net.Listener, pro
 }
 
 // machines gives the state machine its VMMs as the interface it wants.
-type machines struct{ *vmproc.Supervisor }
+type machines struct {
+	*vmproc.Supervisor
+	ahead *pool.Pool
+}
 
 func (m machines) Start(ctx context.Context, name, logPath string) (sandbox.VM, error) {
-	p, err := m.Supervisor.Start(ctx, name, logPath)
+	p, err := m.ahead.Start(ctx, name, logPath)
 	if err != nil {
 		return nil, err // not p: a nil *Process would be an interface that is not nil
 	}

@@ -49,10 +49,15 @@ func (c *claims) check() error {
 	if len(c.errs) == 0 {
 		return nil
 	}
+	c.giveBack()
+	return errors.Join(c.errs...)
+}
+
+// giveBack closes what was taken.
+func (c *claims) giveBack() {
 	for _, f := range c.files {
 		_ = f.Close() // nothing was written to it
 	}
-	return errors.Join(c.errs...)
 }
 
 // config translates the machine of a request; package machine judges it.

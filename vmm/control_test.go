@@ -32,7 +32,7 @@ func serveTest(t testing.TB) string {
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() {
-		served <- serve(ctx, control, newServer(nil, fdpass.NewInbox(files), vsock, zerolog.Nop()), zerolog.Nop())
+		served <- serve(ctx, control, newServer(nil, fdpass.NewInbox(files), vsock, zerolog.Nop()))
 	}()
 	t.Cleanup(func() {
 		cancel()

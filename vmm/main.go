@@ -24,7 +24,6 @@ import (
 	"time"
 
 	"github.com/containerd/ttrpc"
-	"github.com/rs/zerolog"
 
 	"torpor/api/fdpass"
 	"torpor/api/vmmpb"
@@ -66,7 +65,7 @@ func main() {
 		}
 		fail(err)
 	}
-	dir := flag.String("machine", "", "the `directory` of the machine's sockets, by which the process is found; nothing is opened there (required)")
+	dir := flag.String(machineFlag, "", "the `directory` of the machine's sockets, by which the process is found; nothing is opened there (required)")
 	flag.Parse()
 	if err := run(*dir, flag.Args()); err != nil {
 		fail(err)
@@ -86,7 +85,7 @@ func run(dir string, rest []string) error {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(heapLimit)
 	time.Local = time.UTC // or the first time stamp opens /etc/localtime
-	log := zerolog.New(os.Stderr).With().Timestamp().Str("machine", dir).Logger()
+	log := newLog(dir)
 
 	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer cancel()
@@ -100,7 +99,7 @@ func run(dir string, rest []string) error {
 		return err
 	}
 	s := newServer(in.host, fdpass.NewInbox(in.files), in.vsock, log)
-	return errors.Join(serve(stop, in.control, s, log), in.host.Close())
+	return errors.Join(serve(stop, in.control, s), in.host.Close())
 }
 
 // inherited is what the process has to work with.
@@ -142,7 +141,7 @@ func inheritListener(fd uintptr, name, network string) (*net.UnixListener, error
 }
 
 // serve answers calls until stop ends, Quit is called, or the guest's end is long enough past.
-func serve(stop context.Context, listener net.Listener, s *server, log zerolog.Logger) error {
+func serve(stop context.Context, listener net.Listener, s *server) error {
 	rpc, err := ttrpc.NewServer()
 	if err != nil {
 		return fmt.Errorf("make RPC server: %w", err)
@@ -150,17 +149,17 @@ func serve(stop context.Context, listener net.Listener, s *server, log zerolog.L
 	vmmpb.RegisterVMMService(rpc, s)
 	served := make(chan error, 1)
 	go func() { served <- rpc.Serve(context.WithoutCancel(stop), listener) }()
-	log.Info().Msg("serving")
+	s.logger().Info().Msg("serving")
 
 	select {
 	case err = <-served:
 		err = fmt.Errorf("serve: %w", err)
 	case <-stop.Done():
-		log.Info().Msg("told to stop by a signal")
+		s.logger().Info().Msg("told to stop by a signal")
 	case <-s.quit:
-		log.Info().Msg("told to quit")
+		s.logger().Info().Msg("told to quit")
 	case <-s.lingered:
-		log.Info().Msg("the guest ended and nobody asked for more")
+		s.logger().Info().Msg("the guest ended and nobody asked for more")
 	}
 	s.stopWaiters()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(stop), answerTime)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -53,7 +54,7 @@ func serveWithin(root string) error {
 		return err
 	}
 	log := zerolog.New(os.Stderr)
-	return errors.Join(serve(context.Background(), in.control, newServer(in.host, fdpass.NewInbox(in.files), in.vsock, log), log), in.host.Close())
+	return errors.Join(serve(context.Background(), in.control, newServer(in.host, fdpass.NewInbox(in.files), in.vsock, log)), in.host.Close())
 }
 
 // process is a torpor-vmm of the test's own.
@@ -62,6 +63,7 @@ type process struct {
 	t     *testing.T
 	files *fdpass.Sender
 	vsock string
+	pid   int
 	ended chan error
 }
 
@@ -83,7 +85,7 @@ func jailed(t *testing.T) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec := jail.Spec{UID: 1_950_200_000, Files: kvmFD + 1, Limits: jail.DefaultLimits, Args: []string{"--machine", "x"}}
+	spec := jail.Spec{UID: 1_950_200_000, Files: kvmFD + 1, Limits: jail.DefaultLimits, Args: []string{"--machine", "/run/x/started-ahead"}}
 	cmd := exec.Command(program, spec.Argv()...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	return cmd
@@ -134,7 +136,7 @@ func start(t *testing.T, command func(*testing.T) *exec.Cmd) *process {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{t: t, vsock: filepath.Join(dir, "vsock"), ended: make(chan error, 1)}
+	p := &process{t: t, vsock: filepath.Join(dir, "vsock"), pid: cmd.Process.Pid, ended: make(chan error, 1)}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); <-p.ended })
 	go func() { p.ended <- cmd.Wait(); close(p.ended) }()
 	conn, err := net.Dial("unix", filepath.Join(dir, "control"))
@@ -327,6 +329,43 @@ func prefetches(t *testing.T, command func(*testing.T) *exec.Cmd, dir string) {
 			t.Fatal(err)
 		}
 		p.quit()
+	}
+}
+
+// A process that was started ahead shows the machine it became, and logs where that one's log is.
+func TestClaimedProcessIsItsMachines(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	if err := os.WriteFile(in("base"), make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, layer := range []string{"layer", "top"} {
+		if err := cow.Create(in(layer), 1<<20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for directory, code := range map[string]apierr.Code{"/run/x/one": "", "/run/x/longer-than-that-of-the-start": apierr.BadRequest} {
+		p := start(t, jailed)
+		m := p.machine(dir)
+		m.Claim = &vmmpb.Claim{Directory: directory, Log: p.send(in("log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND)}
+		_, err := p.Boot(p.ctx(), &vmmpb.BootRequest{Machine: m, Kernel: p.send(loop(t), os.O_RDONLY)})
+		if code != "" {
+			if apierr.As(apierr.FromStatus(err)).Code != code {
+				t.Errorf("%s: %v", directory, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
+		if want := "--machine\x00" + directory; err != nil || strings.TrimRight(string(args[strings.Index(string(args), "--machine"):]), "\x00") != want {
+			t.Errorf("arguments %q, %v", args, err)
+		}
+		p.quit()
+		if log, err := os.ReadFile(in("log")); err != nil || !strings.Contains(string(log), directory) {
+			t.Errorf("log %q, %v", log, err)
+		}
 	}
 }
 

@@ -149,7 +149,12 @@ func (s *server) Boot(_ context.Context, r *vmmpb.BootRequest) (*vmmpb.BootRespo
 		c := claims{from: s.inbox}
 		cfg := c.config(r.GetMachine())
 		kernel := machine.Kernel{Image: c.file(r.GetKernel()), Initrd: c.optional(r.GetInitrd()), Cmdline: r.GetCmdline()}
+		log := c.optional(r.GetMachine().GetClaim().GetLog())
 		if err := c.check(); err != nil {
+			return nil, err
+		}
+		if err := s.claimed(r.GetMachine().GetClaim(), log); err != nil {
+			c.giveBack()
 			return nil, err
 		}
 		s.complete(&cfg)
@@ -169,7 +174,12 @@ func (s *server) Restore(_ context.Context, r *vmmpb.RestoreRequest) (*vmmpb.Res
 		cfg := c.config(r.GetMachine())
 		from := machine.Snapshot{State: c.file(r.GetState()), Base: c.file(r.GetBaseMemory()), Layers: c.all(r.GetMemoryLayers())}
 		from.WorkingSet = c.optional(r.GetWorkingSet())
+		log := c.optional(r.GetMachine().GetClaim().GetLog())
 		if err := c.check(); err != nil {
+			return nil, err
+		}
+		if err := s.claimed(r.GetMachine().GetClaim(), log); err != nil {
+			c.giveBack()
 			return nil, err
 		}
 		s.complete(&cfg)

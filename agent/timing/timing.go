@@ -30,6 +30,8 @@ type Budgets struct {
 	RetryMin     time.Duration // first back-off of what is tried again (recovery of envd, pause on deadline)
 	RetryMax     time.Duration // its ceiling
 
+	PoolRefill time.Duration // after a process was taken from the pool, until another is started: the start it was for is over then
+
 	Stop time.Duration // for transitions under way when the agent ends
 }
 
@@ -60,6 +62,8 @@ func New(factor float64) (Budgets, error) {
 		ProbeTimeout: scaled(3 * time.Second),
 		RetryMin:     100 * time.Millisecond,
 		RetryMax:     scaled(10 * time.Second),
+
+		PoolRefill: scaled(200 * time.Millisecond),
 
 		Stop: scaled(10 * time.Second),
 	}, nil

@@ -26,6 +26,7 @@ func (p *Process) Boot(ctx context.Context, r *vmmpb.BootRequest) (*vmmpb.BootRe
 		return nil, err
 	}
 	defer h.close()
+	p.claimed(r.GetMachine())
 	h.machine(r.GetMachine())
 	h.send(&r.Kernel, os.O_RDONLY)
 	h.send(&r.Initrd, os.O_RDONLY)
@@ -46,6 +47,7 @@ func (p *Process) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.
 		return nil, err
 	}
 	defer h.close()
+	p.claimed(r.GetMachine())
 	h.machine(r.GetMachine())
 	h.send(&r.State, os.O_RDONLY)
 	h.send(&r.BaseMemory, os.O_RDONLY)
@@ -156,6 +158,9 @@ func (h *handover) machine(m *vmmpb.Machine) {
 	}
 	for _, n := range m.GetNets() {
 		h.tap(&n.Tap)
+	}
+	if c := m.GetClaim(); c != nil {
+		h.send(&c.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND)
 	}
 	if c := m.GetConsole(); c.GetEnabled() {
 		h.send(&c.Log, os.O_CREATE|os.O_RDWR)

@@ -74,6 +74,8 @@ type Process struct {
 	pidfd    pidfd
 	cmd      *exec.Cmd     // nil if adopted
 	cell     *cell.Cell    // nil: none
+	ahead    string        // its name while it was started ahead and not claimed
+	claim    *vmmpb.Claim  // for its first request: it was started ahead; nil: it was not, or knows
 	done     chan struct{} // closed when the process has ended, or after Detach
 	ended    string        // how it ended; written before done is closed
 	detached bool          // it was let go of and may live; written before done is closed

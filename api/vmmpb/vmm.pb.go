@@ -89,6 +89,7 @@ type Machine struct {
 	CpuTemplate   string                 `protobuf:"bytes,10,opt,name=cpu_template,json=cpuTemplate,proto3" json:"cpu_template,omitempty"` // host (or empty), x86-64-v2, x86-64-v3: the CPU features a guest is told of
 	Balloon       *Balloon               `protobuf:"bytes,7,opt,name=balloon,proto3" json:"balloon,omitempty"`                             // none: no balloon device
 	Nets          []*Net                 `protobuf:"bytes,6,rep,name=nets,proto3" json:"nets,omitempty"`                                   // eth0, eth1, ... in this order
+	Claim         *Claim                 `protobuf:"bytes,8,opt,name=claim,proto3" json:"claim,omitempty"`                                 // for a process that was started before its machine was known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -179,6 +180,66 @@ func (x *Machine) GetNets() []*Net {
 	return nil
 }
 
+func (x *Machine) GetClaim() *Claim {
+	if x != nil {
+		return x.Claim
+	}
+	return nil
+}
+
+// Claim is what a process would have been started with, had its machine been known.
+type Claim struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Directory     string                 `protobuf:"bytes,1,opt,name=directory,proto3" json:"directory,omitempty"` // of the sockets: the process shows it among its arguments from now on; no longer than what it showed
+	Log           string                 `protobuf:"bytes,2,opt,name=log,proto3" json:"log,omitempty"`             // file, open for appending: takes the log from now on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Claim) Reset() {
+	*x = Claim{}
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Claim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Claim) ProtoMessage() {}
+
+func (x *Claim) ProtoReflect() protoreflect.Message {
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Claim.ProtoReflect.Descriptor instead.
+func (*Claim) Descriptor() ([]byte, []int) {
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Claim) GetDirectory() string {
+	if x != nil {
+		return x.Directory
+	}
+	return ""
+}
+
+func (x *Claim) GetLog() string {
+	if x != nil {
+		return x.Log
+	}
+	return ""
+}
+
 // Disk is a read-only base with copy-on-write layers over it.
 type Disk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -193,7 +254,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[1]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -205,7 +266,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[1]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -218,7 +279,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{1}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Disk) GetId() string {
@@ -267,7 +328,7 @@ type RateLimit struct {
 
 func (x *RateLimit) Reset() {
 	*x = RateLimit{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -279,7 +340,7 @@ func (x *RateLimit) String() string {
 func (*RateLimit) ProtoMessage() {}
 
 func (x *RateLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[2]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -292,7 +353,7 @@ func (x *RateLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RateLimit.ProtoReflect.Descriptor instead.
 func (*RateLimit) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{2}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RateLimit) GetOps() *Bucket {
@@ -321,7 +382,7 @@ type Bucket struct {
 
 func (x *Bucket) Reset() {
 	*x = Bucket{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -333,7 +394,7 @@ func (x *Bucket) String() string {
 func (*Bucket) ProtoMessage() {}
 
 func (x *Bucket) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[3]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -346,7 +407,7 @@ func (x *Bucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bucket.ProtoReflect.Descriptor instead.
 func (*Bucket) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{3}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Bucket) GetSize() uint64 {
@@ -381,7 +442,7 @@ type Vsock struct {
 
 func (x *Vsock) Reset() {
 	*x = Vsock{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -393,7 +454,7 @@ func (x *Vsock) String() string {
 func (*Vsock) ProtoMessage() {}
 
 func (x *Vsock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[4]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -406,7 +467,7 @@ func (x *Vsock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Vsock.ProtoReflect.Descriptor instead.
 func (*Vsock) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{4}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Vsock) GetCid() uint64 {
@@ -427,7 +488,7 @@ type Console struct {
 
 func (x *Console) Reset() {
 	*x = Console{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -439,7 +500,7 @@ func (x *Console) String() string {
 func (*Console) ProtoMessage() {}
 
 func (x *Console) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[5]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -452,7 +513,7 @@ func (x *Console) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Console.ProtoReflect.Descriptor instead.
 func (*Console) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{5}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Console) GetEnabled() bool {
@@ -486,7 +547,7 @@ type Balloon struct {
 
 func (x *Balloon) Reset() {
 	*x = Balloon{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +559,7 @@ func (x *Balloon) String() string {
 func (*Balloon) ProtoMessage() {}
 
 func (x *Balloon) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[6]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +572,7 @@ func (x *Balloon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Balloon.ProtoReflect.Descriptor instead.
 func (*Balloon) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{6}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Balloon) GetReporting() bool {
@@ -534,7 +595,7 @@ type Net struct {
 
 func (x *Net) Reset() {
 	*x = Net{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +607,7 @@ func (x *Net) String() string {
 func (*Net) ProtoMessage() {}
 
 func (x *Net) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[7]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +620,7 @@ func (x *Net) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Net.ProtoReflect.Descriptor instead.
 func (*Net) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{7}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Net) GetId() string {
@@ -606,7 +667,7 @@ type PrepareRequest struct {
 
 func (x *PrepareRequest) Reset() {
 	*x = PrepareRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +679,7 @@ func (x *PrepareRequest) String() string {
 func (*PrepareRequest) ProtoMessage() {}
 
 func (x *PrepareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[8]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +692,7 @@ func (x *PrepareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareRequest.ProtoReflect.Descriptor instead.
 func (*PrepareRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{8}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PrepareRequest) GetVcpus() uint32 {
@@ -649,7 +710,7 @@ type PrepareResponse struct {
 
 func (x *PrepareResponse) Reset() {
 	*x = PrepareResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -661,7 +722,7 @@ func (x *PrepareResponse) String() string {
 func (*PrepareResponse) ProtoMessage() {}
 
 func (x *PrepareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[9]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -674,7 +735,7 @@ func (x *PrepareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareResponse.ProtoReflect.Descriptor instead.
 func (*PrepareResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{9}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
 }
 
 type BootRequest struct {
@@ -689,7 +750,7 @@ type BootRequest struct {
 
 func (x *BootRequest) Reset() {
 	*x = BootRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -701,7 +762,7 @@ func (x *BootRequest) String() string {
 func (*BootRequest) ProtoMessage() {}
 
 func (x *BootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[10]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -714,7 +775,7 @@ func (x *BootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootRequest.ProtoReflect.Descriptor instead.
 func (*BootRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{10}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BootRequest) GetMachine() *Machine {
@@ -753,7 +814,7 @@ type BootResponse struct {
 
 func (x *BootResponse) Reset() {
 	*x = BootResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +826,7 @@ func (x *BootResponse) String() string {
 func (*BootResponse) ProtoMessage() {}
 
 func (x *BootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[11]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +839,7 @@ func (x *BootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootResponse.ProtoReflect.Descriptor instead.
 func (*BootResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{11}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
 }
 
 type RestoreRequest struct {
@@ -796,7 +857,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -808,7 +869,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[12]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -821,7 +882,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{12}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RestoreRequest) GetMachine() *Machine {
@@ -877,7 +938,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -889,7 +950,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[13]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -902,7 +963,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{13}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RestoreResponse) GetPhaseOpenUs() uint64 {
@@ -934,7 +995,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -946,7 +1007,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[14]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -959,7 +1020,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{14}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
 }
 
 type PauseResponse struct {
@@ -970,7 +1031,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1043,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[15]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1056,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{15}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
 }
 
 type ResumeRequest struct {
@@ -1006,7 +1067,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1079,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[16]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1092,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{16}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
 }
 
 type ResumeResponse struct {
@@ -1042,7 +1103,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1054,7 +1115,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[17]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1067,7 +1128,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{17}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
 }
 
 type SaveRequest struct {
@@ -1083,7 +1144,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1156,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[18]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1169,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{18}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SaveRequest) GetKind() SaveKind {
@@ -1165,7 +1226,7 @@ type SaveResponse struct {
 
 func (x *SaveResponse) Reset() {
 	*x = SaveResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1238,7 @@ func (x *SaveResponse) String() string {
 func (*SaveResponse) ProtoMessage() {}
 
 func (x *SaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[19]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1251,7 @@ func (x *SaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
 func (*SaveResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{19}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SaveResponse) GetStateBytes() uint64 {
@@ -1271,7 +1332,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1344,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[20]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1357,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{20}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CheckpointRequest) GetState() string {
@@ -1337,7 +1398,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1349,7 +1410,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[21]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1362,7 +1423,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{21}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CheckpointResponse) GetSaved() *SaveResponse {
@@ -1388,7 +1449,7 @@ type WorkingSetRequest struct {
 
 func (x *WorkingSetRequest) Reset() {
 	*x = WorkingSetRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1400,7 +1461,7 @@ func (x *WorkingSetRequest) String() string {
 func (*WorkingSetRequest) ProtoMessage() {}
 
 func (x *WorkingSetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[22]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1413,7 +1474,7 @@ func (x *WorkingSetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkingSetRequest.ProtoReflect.Descriptor instead.
 func (*WorkingSetRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{22}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WorkingSetRequest) GetFile() string {
@@ -1433,7 +1494,7 @@ type WorkingSetResponse struct {
 
 func (x *WorkingSetResponse) Reset() {
 	*x = WorkingSetResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1506,7 @@ func (x *WorkingSetResponse) String() string {
 func (*WorkingSetResponse) ProtoMessage() {}
 
 func (x *WorkingSetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[23]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1519,7 @@ func (x *WorkingSetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkingSetResponse.ProtoReflect.Descriptor instead.
 func (*WorkingSetResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{23}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WorkingSetResponse) GetPages() uint64 {
@@ -1484,7 +1545,7 @@ type SetBalloonRequest struct {
 
 func (x *SetBalloonRequest) Reset() {
 	*x = SetBalloonRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1557,7 @@ func (x *SetBalloonRequest) String() string {
 func (*SetBalloonRequest) ProtoMessage() {}
 
 func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[24]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1570,7 @@ func (x *SetBalloonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBalloonRequest.ProtoReflect.Descriptor instead.
 func (*SetBalloonRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{24}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetBalloonRequest) GetTargetBytes() uint64 {
@@ -1527,7 +1588,7 @@ type SetBalloonResponse struct {
 
 func (x *SetBalloonResponse) Reset() {
 	*x = SetBalloonResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1600,7 @@ func (x *SetBalloonResponse) String() string {
 func (*SetBalloonResponse) ProtoMessage() {}
 
 func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[25]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1613,7 @@ func (x *SetBalloonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBalloonResponse.ProtoReflect.Descriptor instead.
 func (*SetBalloonResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{25}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{26}
 }
 
 type BalloonStatsRequest struct {
@@ -1564,7 +1625,7 @@ type BalloonStatsRequest struct {
 
 func (x *BalloonStatsRequest) Reset() {
 	*x = BalloonStatsRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +1637,7 @@ func (x *BalloonStatsRequest) String() string {
 func (*BalloonStatsRequest) ProtoMessage() {}
 
 func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[26]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +1650,7 @@ func (x *BalloonStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonStatsRequest.ProtoReflect.Descriptor instead.
 func (*BalloonStatsRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{26}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *BalloonStatsRequest) GetWaitMs() uint32 {
@@ -1608,7 +1669,7 @@ type BalloonStatsResponse struct {
 
 func (x *BalloonStatsResponse) Reset() {
 	*x = BalloonStatsResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1620,7 +1681,7 @@ func (x *BalloonStatsResponse) String() string {
 func (*BalloonStatsResponse) ProtoMessage() {}
 
 func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[27]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1633,7 +1694,7 @@ func (x *BalloonStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonStatsResponse.ProtoReflect.Descriptor instead.
 func (*BalloonStatsResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{27}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *BalloonStatsResponse) GetBalloon() *BalloonState {
@@ -1657,7 +1718,7 @@ type BalloonState struct {
 
 func (x *BalloonState) Reset() {
 	*x = BalloonState{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1669,7 +1730,7 @@ func (x *BalloonState) String() string {
 func (*BalloonState) ProtoMessage() {}
 
 func (x *BalloonState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[28]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1682,7 +1743,7 @@ func (x *BalloonState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BalloonState.ProtoReflect.Descriptor instead.
 func (*BalloonState) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{28}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *BalloonState) GetTargetBytes() uint64 {
@@ -1728,7 +1789,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[29]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1740,7 +1801,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[29]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1753,7 +1814,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{29}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{30}
 }
 
 type StatusResponse struct {
@@ -1772,7 +1833,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[30]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1784,7 +1845,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[30]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1797,7 +1858,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{30}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StatusResponse) GetState() string {
@@ -1864,7 +1925,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[31]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +1937,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[31]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +1950,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{31}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{32}
 }
 
 type WaitResponse struct {
@@ -1903,7 +1964,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[32]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +1976,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[32]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +1989,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{32}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WaitResponse) GetReason() string {
@@ -1960,7 +2021,7 @@ type QuitRequest struct {
 
 func (x *QuitRequest) Reset() {
 	*x = QuitRequest{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[33]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2033,7 @@ func (x *QuitRequest) String() string {
 func (*QuitRequest) ProtoMessage() {}
 
 func (x *QuitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[33]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2046,7 @@ func (x *QuitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitRequest.ProtoReflect.Descriptor instead.
 func (*QuitRequest) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{33}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{34}
 }
 
 type QuitResponse struct {
@@ -1996,7 +2057,7 @@ type QuitResponse struct {
 
 func (x *QuitResponse) Reset() {
 	*x = QuitResponse{}
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[34]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +2069,7 @@ func (x *QuitResponse) String() string {
 func (*QuitResponse) ProtoMessage() {}
 
 func (x *QuitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_vmmpb_vmm_proto_msgTypes[34]
+	mi := &file_api_vmmpb_vmm_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +2082,7 @@ func (x *QuitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuitResponse.ProtoReflect.Descriptor instead.
 func (*QuitResponse) Descriptor() ([]byte, []int) {
-	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{34}
+	return file_api_vmmpb_vmm_proto_rawDescGZIP(), []int{35}
 }
 
 var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
@@ -2029,7 +2090,7 @@ var File_api_vmmpb_vmm_proto protoreflect.FileDescriptor
 const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\n" +
 	"\x13api/vmmpb/vmm.proto\x12\n" +
-	"torpor.vmm\"\xb9\x02\n" +
+	"torpor.vmm\"\xe2\x02\n" +
 	"\aMachine\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12&\n" +
@@ -2039,7 +2100,11 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\fcpu_template\x18\n" +
 	" \x01(\tR\vcpuTemplate\x12-\n" +
 	"\aballoon\x18\a \x01(\v2\x13.torpor.vmm.BalloonR\aballoon\x12#\n" +
-	"\x04nets\x18\x06 \x03(\v2\x0f.torpor.vmm.NetR\x04nets\"\x81\x01\n" +
+	"\x04nets\x18\x06 \x03(\v2\x0f.torpor.vmm.NetR\x04nets\x12'\n" +
+	"\x05claim\x18\b \x01(\v2\x11.torpor.vmm.ClaimR\x05claim\"7\n" +
+	"\x05Claim\x12\x1c\n" +
+	"\tdirectory\x18\x01 \x01(\tR\tdirectory\x12\x10\n" +
+	"\x03log\x18\x02 \x01(\tR\x03log\"\x81\x01\n" +
 	"\x04Disk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04base\x18\x02 \x01(\tR\x04base\x12\x16\n" +
@@ -2203,96 +2268,98 @@ func file_api_vmmpb_vmm_proto_rawDescGZIP() []byte {
 }
 
 var file_api_vmmpb_vmm_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_api_vmmpb_vmm_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_api_vmmpb_vmm_proto_goTypes = []any{
 	(SaveKind)(0),                // 0: torpor.vmm.SaveKind
 	(*Machine)(nil),              // 1: torpor.vmm.Machine
-	(*Disk)(nil),                 // 2: torpor.vmm.Disk
-	(*RateLimit)(nil),            // 3: torpor.vmm.RateLimit
-	(*Bucket)(nil),               // 4: torpor.vmm.Bucket
-	(*Vsock)(nil),                // 5: torpor.vmm.Vsock
-	(*Console)(nil),              // 6: torpor.vmm.Console
-	(*Balloon)(nil),              // 7: torpor.vmm.Balloon
-	(*Net)(nil),                  // 8: torpor.vmm.Net
-	(*PrepareRequest)(nil),       // 9: torpor.vmm.PrepareRequest
-	(*PrepareResponse)(nil),      // 10: torpor.vmm.PrepareResponse
-	(*BootRequest)(nil),          // 11: torpor.vmm.BootRequest
-	(*BootResponse)(nil),         // 12: torpor.vmm.BootResponse
-	(*RestoreRequest)(nil),       // 13: torpor.vmm.RestoreRequest
-	(*RestoreResponse)(nil),      // 14: torpor.vmm.RestoreResponse
-	(*PauseRequest)(nil),         // 15: torpor.vmm.PauseRequest
-	(*PauseResponse)(nil),        // 16: torpor.vmm.PauseResponse
-	(*ResumeRequest)(nil),        // 17: torpor.vmm.ResumeRequest
-	(*ResumeResponse)(nil),       // 18: torpor.vmm.ResumeResponse
-	(*SaveRequest)(nil),          // 19: torpor.vmm.SaveRequest
-	(*SaveResponse)(nil),         // 20: torpor.vmm.SaveResponse
-	(*CheckpointRequest)(nil),    // 21: torpor.vmm.CheckpointRequest
-	(*CheckpointResponse)(nil),   // 22: torpor.vmm.CheckpointResponse
-	(*WorkingSetRequest)(nil),    // 23: torpor.vmm.WorkingSetRequest
-	(*WorkingSetResponse)(nil),   // 24: torpor.vmm.WorkingSetResponse
-	(*SetBalloonRequest)(nil),    // 25: torpor.vmm.SetBalloonRequest
-	(*SetBalloonResponse)(nil),   // 26: torpor.vmm.SetBalloonResponse
-	(*BalloonStatsRequest)(nil),  // 27: torpor.vmm.BalloonStatsRequest
-	(*BalloonStatsResponse)(nil), // 28: torpor.vmm.BalloonStatsResponse
-	(*BalloonState)(nil),         // 29: torpor.vmm.BalloonState
-	(*StatusRequest)(nil),        // 30: torpor.vmm.StatusRequest
-	(*StatusResponse)(nil),       // 31: torpor.vmm.StatusResponse
-	(*WaitRequest)(nil),          // 32: torpor.vmm.WaitRequest
-	(*WaitResponse)(nil),         // 33: torpor.vmm.WaitResponse
-	(*QuitRequest)(nil),          // 34: torpor.vmm.QuitRequest
-	(*QuitResponse)(nil),         // 35: torpor.vmm.QuitResponse
-	nil,                          // 36: torpor.vmm.BalloonState.StatsEntry
+	(*Claim)(nil),                // 2: torpor.vmm.Claim
+	(*Disk)(nil),                 // 3: torpor.vmm.Disk
+	(*RateLimit)(nil),            // 4: torpor.vmm.RateLimit
+	(*Bucket)(nil),               // 5: torpor.vmm.Bucket
+	(*Vsock)(nil),                // 6: torpor.vmm.Vsock
+	(*Console)(nil),              // 7: torpor.vmm.Console
+	(*Balloon)(nil),              // 8: torpor.vmm.Balloon
+	(*Net)(nil),                  // 9: torpor.vmm.Net
+	(*PrepareRequest)(nil),       // 10: torpor.vmm.PrepareRequest
+	(*PrepareResponse)(nil),      // 11: torpor.vmm.PrepareResponse
+	(*BootRequest)(nil),          // 12: torpor.vmm.BootRequest
+	(*BootResponse)(nil),         // 13: torpor.vmm.BootResponse
+	(*RestoreRequest)(nil),       // 14: torpor.vmm.RestoreRequest
+	(*RestoreResponse)(nil),      // 15: torpor.vmm.RestoreResponse
+	(*PauseRequest)(nil),         // 16: torpor.vmm.PauseRequest
+	(*PauseResponse)(nil),        // 17: torpor.vmm.PauseResponse
+	(*ResumeRequest)(nil),        // 18: torpor.vmm.ResumeRequest
+	(*ResumeResponse)(nil),       // 19: torpor.vmm.ResumeResponse
+	(*SaveRequest)(nil),          // 20: torpor.vmm.SaveRequest
+	(*SaveResponse)(nil),         // 21: torpor.vmm.SaveResponse
+	(*CheckpointRequest)(nil),    // 22: torpor.vmm.CheckpointRequest
+	(*CheckpointResponse)(nil),   // 23: torpor.vmm.CheckpointResponse
+	(*WorkingSetRequest)(nil),    // 24: torpor.vmm.WorkingSetRequest
+	(*WorkingSetResponse)(nil),   // 25: torpor.vmm.WorkingSetResponse
+	(*SetBalloonRequest)(nil),    // 26: torpor.vmm.SetBalloonRequest
+	(*SetBalloonResponse)(nil),   // 27: torpor.vmm.SetBalloonResponse
+	(*BalloonStatsRequest)(nil),  // 28: torpor.vmm.BalloonStatsRequest
+	(*BalloonStatsResponse)(nil), // 29: torpor.vmm.BalloonStatsResponse
+	(*BalloonState)(nil),         // 30: torpor.vmm.BalloonState
+	(*StatusRequest)(nil),        // 31: torpor.vmm.StatusRequest
+	(*StatusResponse)(nil),       // 32: torpor.vmm.StatusResponse
+	(*WaitRequest)(nil),          // 33: torpor.vmm.WaitRequest
+	(*WaitResponse)(nil),         // 34: torpor.vmm.WaitResponse
+	(*QuitRequest)(nil),          // 35: torpor.vmm.QuitRequest
+	(*QuitResponse)(nil),         // 36: torpor.vmm.QuitResponse
+	nil,                          // 37: torpor.vmm.BalloonState.StatsEntry
 }
 var file_api_vmmpb_vmm_proto_depIdxs = []int32{
-	2,  // 0: torpor.vmm.Machine.disks:type_name -> torpor.vmm.Disk
-	5,  // 1: torpor.vmm.Machine.vsock:type_name -> torpor.vmm.Vsock
-	6,  // 2: torpor.vmm.Machine.console:type_name -> torpor.vmm.Console
-	7,  // 3: torpor.vmm.Machine.balloon:type_name -> torpor.vmm.Balloon
-	8,  // 4: torpor.vmm.Machine.nets:type_name -> torpor.vmm.Net
-	3,  // 5: torpor.vmm.Disk.limit:type_name -> torpor.vmm.RateLimit
-	4,  // 6: torpor.vmm.RateLimit.ops:type_name -> torpor.vmm.Bucket
-	4,  // 7: torpor.vmm.RateLimit.bytes:type_name -> torpor.vmm.Bucket
-	3,  // 8: torpor.vmm.Net.limit_rx:type_name -> torpor.vmm.RateLimit
-	3,  // 9: torpor.vmm.Net.limit_tx:type_name -> torpor.vmm.RateLimit
-	1,  // 10: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
-	1,  // 11: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
-	0,  // 12: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
-	0,  // 13: torpor.vmm.CheckpointRequest.kind:type_name -> torpor.vmm.SaveKind
-	20, // 14: torpor.vmm.CheckpointResponse.saved:type_name -> torpor.vmm.SaveResponse
-	29, // 15: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
-	36, // 16: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
-	29, // 17: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
-	9,  // 18: torpor.vmm.VMM.Prepare:input_type -> torpor.vmm.PrepareRequest
-	11, // 19: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
-	13, // 20: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
-	15, // 21: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
-	17, // 22: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
-	19, // 23: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
-	21, // 24: torpor.vmm.VMM.Checkpoint:input_type -> torpor.vmm.CheckpointRequest
-	23, // 25: torpor.vmm.VMM.WorkingSet:input_type -> torpor.vmm.WorkingSetRequest
-	25, // 26: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
-	27, // 27: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
-	30, // 28: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
-	32, // 29: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
-	34, // 30: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
-	10, // 31: torpor.vmm.VMM.Prepare:output_type -> torpor.vmm.PrepareResponse
-	12, // 32: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
-	14, // 33: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
-	16, // 34: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
-	18, // 35: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
-	20, // 36: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
-	22, // 37: torpor.vmm.VMM.Checkpoint:output_type -> torpor.vmm.CheckpointResponse
-	24, // 38: torpor.vmm.VMM.WorkingSet:output_type -> torpor.vmm.WorkingSetResponse
-	26, // 39: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
-	28, // 40: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
-	31, // 41: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
-	33, // 42: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
-	35, // 43: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
-	31, // [31:44] is the sub-list for method output_type
-	18, // [18:31] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	3,  // 0: torpor.vmm.Machine.disks:type_name -> torpor.vmm.Disk
+	6,  // 1: torpor.vmm.Machine.vsock:type_name -> torpor.vmm.Vsock
+	7,  // 2: torpor.vmm.Machine.console:type_name -> torpor.vmm.Console
+	8,  // 3: torpor.vmm.Machine.balloon:type_name -> torpor.vmm.Balloon
+	9,  // 4: torpor.vmm.Machine.nets:type_name -> torpor.vmm.Net
+	2,  // 5: torpor.vmm.Machine.claim:type_name -> torpor.vmm.Claim
+	4,  // 6: torpor.vmm.Disk.limit:type_name -> torpor.vmm.RateLimit
+	5,  // 7: torpor.vmm.RateLimit.ops:type_name -> torpor.vmm.Bucket
+	5,  // 8: torpor.vmm.RateLimit.bytes:type_name -> torpor.vmm.Bucket
+	4,  // 9: torpor.vmm.Net.limit_rx:type_name -> torpor.vmm.RateLimit
+	4,  // 10: torpor.vmm.Net.limit_tx:type_name -> torpor.vmm.RateLimit
+	1,  // 11: torpor.vmm.BootRequest.machine:type_name -> torpor.vmm.Machine
+	1,  // 12: torpor.vmm.RestoreRequest.machine:type_name -> torpor.vmm.Machine
+	0,  // 13: torpor.vmm.SaveRequest.kind:type_name -> torpor.vmm.SaveKind
+	0,  // 14: torpor.vmm.CheckpointRequest.kind:type_name -> torpor.vmm.SaveKind
+	21, // 15: torpor.vmm.CheckpointResponse.saved:type_name -> torpor.vmm.SaveResponse
+	30, // 16: torpor.vmm.BalloonStatsResponse.balloon:type_name -> torpor.vmm.BalloonState
+	37, // 17: torpor.vmm.BalloonState.stats:type_name -> torpor.vmm.BalloonState.StatsEntry
+	30, // 18: torpor.vmm.StatusResponse.balloon:type_name -> torpor.vmm.BalloonState
+	10, // 19: torpor.vmm.VMM.Prepare:input_type -> torpor.vmm.PrepareRequest
+	12, // 20: torpor.vmm.VMM.Boot:input_type -> torpor.vmm.BootRequest
+	14, // 21: torpor.vmm.VMM.Restore:input_type -> torpor.vmm.RestoreRequest
+	16, // 22: torpor.vmm.VMM.Pause:input_type -> torpor.vmm.PauseRequest
+	18, // 23: torpor.vmm.VMM.Resume:input_type -> torpor.vmm.ResumeRequest
+	20, // 24: torpor.vmm.VMM.Save:input_type -> torpor.vmm.SaveRequest
+	22, // 25: torpor.vmm.VMM.Checkpoint:input_type -> torpor.vmm.CheckpointRequest
+	24, // 26: torpor.vmm.VMM.WorkingSet:input_type -> torpor.vmm.WorkingSetRequest
+	26, // 27: torpor.vmm.VMM.SetBalloon:input_type -> torpor.vmm.SetBalloonRequest
+	28, // 28: torpor.vmm.VMM.BalloonStats:input_type -> torpor.vmm.BalloonStatsRequest
+	31, // 29: torpor.vmm.VMM.Status:input_type -> torpor.vmm.StatusRequest
+	33, // 30: torpor.vmm.VMM.Wait:input_type -> torpor.vmm.WaitRequest
+	35, // 31: torpor.vmm.VMM.Quit:input_type -> torpor.vmm.QuitRequest
+	11, // 32: torpor.vmm.VMM.Prepare:output_type -> torpor.vmm.PrepareResponse
+	13, // 33: torpor.vmm.VMM.Boot:output_type -> torpor.vmm.BootResponse
+	15, // 34: torpor.vmm.VMM.Restore:output_type -> torpor.vmm.RestoreResponse
+	17, // 35: torpor.vmm.VMM.Pause:output_type -> torpor.vmm.PauseResponse
+	19, // 36: torpor.vmm.VMM.Resume:output_type -> torpor.vmm.ResumeResponse
+	21, // 37: torpor.vmm.VMM.Save:output_type -> torpor.vmm.SaveResponse
+	23, // 38: torpor.vmm.VMM.Checkpoint:output_type -> torpor.vmm.CheckpointResponse
+	25, // 39: torpor.vmm.VMM.WorkingSet:output_type -> torpor.vmm.WorkingSetResponse
+	27, // 40: torpor.vmm.VMM.SetBalloon:output_type -> torpor.vmm.SetBalloonResponse
+	29, // 41: torpor.vmm.VMM.BalloonStats:output_type -> torpor.vmm.BalloonStatsResponse
+	32, // 42: torpor.vmm.VMM.Status:output_type -> torpor.vmm.StatusResponse
+	34, // 43: torpor.vmm.VMM.Wait:output_type -> torpor.vmm.WaitResponse
+	36, // 44: torpor.vmm.VMM.Quit:output_type -> torpor.vmm.QuitResponse
+	32, // [32:45] is the sub-list for method output_type
+	19, // [19:32] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_api_vmmpb_vmm_proto_init() }
@@ -2306,7 +2373,7 @@ func file_api_vmmpb_vmm_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_vmmpb_vmm_proto_rawDesc), len(file_api_vmmpb_vmm_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

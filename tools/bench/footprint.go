@@ -26,7 +26,7 @@ func footprint(ctx context.Context, o options, w io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	if others, err := vmms(); err != nil || len(others) > 0 {
+	if others, err := vmms(false); err != nil || len(others) > 0 {
 		return errors.Join(err, fmt.Errorf("%d microVMs run already: the footprint is measured on a host of its own", len(others)))
 	}
 	var ids []string
@@ -37,7 +37,7 @@ func footprint(ctx context.Context, o options, w io.Writer) (err error) {
 	}()
 	last := 0.0
 	tell := func(when string) (err error) {
-		if last, err = worstFootprint(); err == nil {
+		if last, err = worstFootprint(false); err == nil {
 			fmt.Fprintf(w, "%-40s %.2f MiB\n", when, last)
 		}
 		return err
@@ -50,6 +50,9 @@ func footprint(ctx context.Context, o options, w io.Writer) (err error) {
 		ids = append(ids, sb.SandboxID)
 		_, err = c.Output(ctx, sb, firstCommand)
 		return sb, err
+	}
+	if idle, err := worstFootprint(true); err == nil {
+		fmt.Fprintf(w, "%-40s %.2f MiB\n", "waiting in the pool, the largest", idle)
 	}
 	sb, err := create()
 	if err != nil {
@@ -89,9 +92,9 @@ func cycle(ctx context.Context, c *rest.Client, sb rest.Sandbox, touched int) er
 	return nil
 }
 
-// worstFootprint is the largest of all running VMMs, in MiB.
-func worstFootprint() (float64, error) {
-	pids, err := vmms()
+// worstFootprint is the largest of all VMMs that run, or of those that wait for a machine, in MiB.
+func worstFootprint(waiting bool) (float64, error) {
+	pids, err := vmms(waiting)
 	if err != nil {
 		return 0, err
 	}
@@ -109,7 +112,7 @@ func worstFootprint() (float64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("reading the memory map of VMM %d: %w", pid, err)
 		}
-		if guest == 0 {
+		if guest == 0 && !waiting {
 			return 0, fmt.Errorf("VMM %d has no guest memory that this program knows", pid)
 		}
 		worst = max(worst, own)
@@ -117,8 +120,9 @@ func worstFootprint() (float64, error) {
 	return float64(worst) / (1 << 20), nil
 }
 
-// vmms returns the process ids of the torpor-vmm processes, by the name of their program.
-func vmms() ([]int, error) {
+// vmms returns the process ids of the torpor-vmm processes, by the name of their program: those that have a machine, or those that
+// wait for one in the agent's pool (agent/vmproc, StartAhead).
+func vmms(waiting bool) ([]int, error) {
 	names, err := filepath.Glob("/proc/[0-9]*/comm")
 	if err != nil {
 		return nil, err
@@ -128,6 +132,10 @@ func vmms() ([]int, error) {
 		comm, err := os.ReadFile(name)
 		if err != nil || strings.TrimSpace(string(comm)) != "torpor-vmm" {
 			continue // gone meanwhile, or another program
+		}
+		args, err := os.ReadFile(filepath.Join(filepath.Dir(name), "cmdline"))
+		if err != nil || strings.Contains(string(args), "/ahead-") != waiting {
+			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
 		if err != nil {

@@ -23,7 +23,7 @@ var always = []uint32{
 	// Open files: device notifications, disks, snapshots, logs.
 	unix.SYS_READ, unix.SYS_WRITE, unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_READV, unix.SYS_WRITEV, unix.SYS_PREADV,
 	unix.SYS_PWRITEV, unix.SYS_CLOSE, unix.SYS_FSTAT, unix.SYS_LSEEK, unix.SYS_FDATASYNC, unix.SYS_FSYNC, unix.SYS_FTRUNCATE,
-	unix.SYS_FALLOCATE, unix.SYS_FLOCK, unix.SYS_POLL,
+	unix.SYS_FALLOCATE, unix.SYS_FLOCK, unix.SYS_POLL, unix.SYS_DUP3,
 	// Open sockets.
 	unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_SENDTO, unix.SYS_ACCEPT4, unix.SYS_SHUTDOWN,
 	unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT,
