@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"torpor/tools/onhost"
+	"torpor/tools/qemupeer"
 )
 
 // drive measures on the host that runs the microVMs, and reports here.
@@ -56,6 +58,34 @@ func measureThere(ctx context.Context, h *onhost.Host, o options, stdout io.Writ
 		return err
 	}
 	defer func() { err = errors.Join(err, h.Remove(context.WithoutCancel(ctx), program)) }()
-	line := fmt.Sprintf("%s -on-host -rounds %d -touched %d -most %g -vmm %s -api %s %s", program, o.rounds, o.touched, o.most, h.VMM, o.api, o.what)
+	peer := ""
+	if o.what == restores {
+		archive := filepath.Join(h.Temp(), "qemu.tar")
+		if err := packPeer(ctx, archive); err != nil {
+			return err
+		}
+		remote, err := h.Push(ctx, archive)
+		if err != nil {
+			return err
+		}
+		peer = remote + ".d"
+		defer func() {
+			err = errors.Join(err, h.Shell(context.WithoutCancel(ctx), "rm -rf "+peer+" "+remote, os.Stderr, os.Stderr))
+		}()
+		if err := h.Shell(ctx, fmt.Sprintf("mkdir -p %s && tar xf %s -C %s", peer, remote, peer), os.Stderr, os.Stderr); err != nil {
+			return err
+		}
+	}
+	line := fmt.Sprintf("%s -on-host -rounds %d -touched %d -most %g -vmm %s -api %s -peer '%s' %s", program, o.rounds, o.touched, o.most, h.VMM, o.api, peer, o.what)
 	return h.Shell(ctx, line, stdout, os.Stderr)
+}
+
+// packPeer writes an archive with QEMU.
+func packPeer(ctx context.Context, path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	a := qemupeer.NewArchive(f)
+	return errors.Join(a.Modules(ctx), a.QEMU(ctx), a.Close(), f.Close())
 }

@@ -39,6 +39,7 @@ type options struct {
 	least   float64
 	most    float64
 	what    string
+	peer    string
 }
 
 // What can be measured.
@@ -46,7 +47,10 @@ const (
 	wakes      = "wake"
 	footprints = "footprint"
 	restores   = "restore"
+	floors     = "floor"
 )
+
+var commands = []string{wakes, footprints, restores, floors}
 
 func run(ctx context.Context) error {
 	var o options
@@ -59,14 +63,17 @@ func run(ctx context.Context) error {
 	flag.StringVar(&o.api, "api", "http://127.0.0.1:3000", "with -on-host: `URL` of the control plane")
 	flag.StringVar(&o.data, "data", "/var/lib/torpor", "with -on-host: data `directory`")
 	flag.StringVar(&o.vmm, "vmm", "/usr/lib/torpor/bin/torpor-vmm", "with -on-host: the VMM `program`")
+	flag.StringVar(&o.peer, "peer", "", "with -on-host and restore: `directory` of QEMU")
 	flag.Parse()
 	if o.what = wakes; flag.NArg() > 0 {
 		o.what = flag.Arg(0)
 	}
-	if o.rounds < 1 || o.touched < 0 || flag.NArg() > 1 || !slices.Contains([]string{wakes, footprints, restores}, o.what) {
-		return fmt.Errorf("rounds must be at least 1, touched at least 0, and the argument %q, %q or %q (see -h)", wakes, footprints, restores)
+	if o.rounds < 1 || o.touched < 0 || flag.NArg() > 1 || !slices.Contains(commands, o.what) {
+		return fmt.Errorf("rounds must be at least 1, touched at least 0, and the argument one of %q (see -h)", commands)
 	}
 	switch {
+	case o.what == floors:
+		return measureFloor(ctx, o, os.Stdout)
 	case !o.onHost:
 		return drive(ctx, o)
 	case o.what == footprints:

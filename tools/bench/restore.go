@@ -32,6 +32,7 @@ type variant struct {
 	name       string
 	cold       bool // the host's page cache is dropped before
 	workingSet bool // what a rehearsal of the template touched is read ahead
+	qemu       bool // the peer
 	ahead      bool // the VMM's process and what it needs of KVM are there before the clock starts, as in the agent's pool
 }
 
@@ -42,6 +43,8 @@ var variants = []variant{
 	{name: "warm, ahead, working set", ahead: true, workingSet: true},
 	{name: "cold, ahead", cold: true, ahead: true},
 	{name: "cold, ahead, working set", cold: true, ahead: true, workingSet: true},
+	{name: "warm, QEMU", qemu: true},
+	{name: "cold, QEMU", qemu: true, cold: true},
 }
 
 // restorer restores the template of a host where Torpor is up, past the agent and the control plane.
@@ -106,6 +109,11 @@ func measureRestores(ctx context.Context, o options, w io.Writer) error {
 		return err
 	}
 	defer r.close()
+	peer, err := newQEMU(ctx, r, o.peer)
+	if err != nil {
+		return err
+	}
+	defer peer.close()
 	out := csv.NewWriter(w)
 	if err := out.Write(csvHeader); err != nil {
 		return err
@@ -113,7 +121,12 @@ func measureRestores(ctx context.Context, o options, w io.Writer) error {
 	machine := shape{int(r.template.VCPUs), int(r.template.MemoryBytes >> 20)}
 	for round := range o.rounds + 1 {
 		for _, v := range variants {
-			s := r.measure(ctx, v)
+			s := sample{}
+			if v.qemu {
+				s = peer.measure(ctx, v)
+			} else {
+				s = r.measure(ctx, v)
+			}
 			s.round, s.shape = round, machine
 			if err := out.Write(s.fields()); err != nil {
 				return err
@@ -163,16 +176,8 @@ func (r *restorer) restore(ctx context.Context, v variant, layer string, w *watc
 			return err
 		}
 	}
-	if err := quiet(ctx); err != nil {
+	if err := settle(ctx, v.cold); err != nil {
 		return err
-	}
-	if v.cold {
-		if err := dropPageCache(); err != nil {
-			return err
-		}
-		if err := quiet(ctx); err != nil {
-			return err
-		}
 	}
 	w.began = time.Now()
 	if !v.ahead {
@@ -217,6 +222,17 @@ func ready(ctx context.Context, g *guest.Guest, w *watch) error {
 	_, err = c.Output(ctx, sb, firstCommand)
 	w.lap("command")
 	return err
+}
+
+// settle returns when the host is quiet, with its page cache dropped if it is to be cold.
+func settle(ctx context.Context, cold bool) error {
+	if err := quiet(ctx); err != nil || !cold {
+		return err
+	}
+	if err := dropPageCache(); err != nil {
+		return err
+	}
+	return quiet(ctx)
 }
 
 // dropPageCache makes everything that no process has mapped come from the disk (the kernel's

@@ -23,6 +23,8 @@ func reportRestores(w io.Writer, samples []sample, c conditions) error {
 	}{
 		{"the working set makes a cold start", "cold, ahead", "cold, ahead, working set", 2},
 		{"the working set makes a warm start", "warm, ahead", "warm, ahead, working set", 0.95},
+		{"beside QEMU, a warm start is", "warm, QEMU", "warm, ahead, working set", 5},
+		{"beside QEMU, a cold start is", "cold, QEMU", "cold, ahead, working set", 5},
 		{"what is made ahead makes a warm start", "warm, working set", "warm, ahead, working set", 1},
 	} {
 		slow, _ := series(samples, r.slow)

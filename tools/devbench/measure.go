@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"torpor/tools/devbench/peer"
+	"torpor/tools/qemupeer"
 )
 
 const (
@@ -82,24 +83,7 @@ func prepare(ctx context.Context, dir string) error {
 			return fmt.Errorf("mounting debugfs: %w: %s", err, out)
 		}
 	}
-	drivers, err := filepath.Glob(filepath.Join(dir, modulesDir, "*.ko"))
-	if err != nil {
-		return err
-	}
-	loaded, err := os.ReadFile("/proc/modules")
-	if err != nil {
-		return err
-	}
-	for _, d := range drivers {
-		_, name, _ := strings.Cut(strings.TrimSuffix(filepath.Base(d), ".ko"), "-")
-		if strings.Contains("\n"+string(loaded), "\n"+strings.ReplaceAll(name, "-", "_")+" ") {
-			continue
-		}
-		if out, err := exec.CommandContext(ctx, "insmod", d).CombinedOutput(); err != nil {
-			return fmt.Errorf("loading %s: %w: %s", name, err, out)
-		}
-	}
-	return nil
+	return qemupeer.LoadModules(ctx, dir)
 }
 
 // once boots one machine and lets it work to its end.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 	"github.com/mdlayher/vsock"
 
 	"torpor/tools/devbench/peer"
+	"torpor/tools/qemupeer"
 )
 
 const (
@@ -38,15 +38,13 @@ func (q *qemu) start(_ context.Context, console, cmdline string) (_ int, _ <-cha
 	go serve(q.l)
 	in := func(name string) string { return filepath.Join(q.dir, name) }
 	args := []string{
-		"--library-path", in(libDir), in(qemuName), "-L", in(biosDir),
 		"-M", "microvm,acpi=on,rtc=off,pit=off,pic=off,isa-serial=on", "-accel", "kvm", "-cpu", "host", "-smp", "1", "-m", strconv.Itoa(memoryMiB),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "file:" + console,
 		"-kernel", in(kernelName), "-initrd", in(initrdName), "-append", cmdline,
 		"-drive", "if=none,id=d,format=raw,snapshot=on,file=" + in(diskName), "-device", "virtio-blk-device,drive=d",
 		"-device", fmt.Sprintf("vhost-vsock-device,guest-cid=%d", peerCID),
 	}
-	q.cmd = exec.Command(filepath.Join(q.dir, libDir, "ld-linux-x86-64.so.2"), args...)
-	q.cmd.Stdout, q.cmd.Stderr = os.Stderr, os.Stderr
+	q.cmd = qemupeer.Command(q.dir, args...)
 	if err := q.cmd.Start(); err != nil {
 		return 0, nil, errors.Join(err, q.l.Close())
 	}
