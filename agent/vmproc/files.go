@@ -30,8 +30,8 @@ func (p *Process) Boot(ctx context.Context, r *vmmpb.BootRequest) (*vmmpb.BootRe
 	h.machine(r.GetMachine())
 	h.send(&r.Kernel, os.O_RDONLY)
 	h.send(&r.Initrd, os.O_RDONLY)
-	if h.err != nil {
-		return nil, h.err
+	if err := h.done(); err != nil {
+		return nil, err
 	}
 	return p.VMMService.Boot(ctx, r)
 }
@@ -55,8 +55,8 @@ func (p *Process) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.
 		h.send(&r.MemoryLayers[i], os.O_RDONLY)
 	}
 	h.sendIfThere(&r.WorkingSet)
-	if h.err != nil {
-		return nil, h.err
+	if err := h.done(); err != nil {
+		return nil, err
 	}
 	return p.VMMService.Restore(ctx, r)
 }
@@ -80,8 +80,8 @@ func (p *Process) Save(ctx context.Context, r *vmmpb.SaveRequest) (_ *vmmpb.Save
 	for i := range r.GetTops() {
 		h.send(&r.Tops[i], os.O_RDWR)
 	}
-	if h.err != nil {
-		return nil, h.err
+	if err := h.done(); err != nil {
+		return nil, err
 	}
 	return p.VMMService.Save(ctx, r)
 }
@@ -105,8 +105,8 @@ func (p *Process) Checkpoint(ctx context.Context, r *vmmpb.CheckpointRequest) (_
 	for i := range r.Tops {
 		h.send(&r.Tops[i], os.O_RDWR)
 	}
-	if h.err != nil {
-		return nil, h.err
+	if err := h.done(); err != nil {
+		return nil, err
 	}
 	return p.VMMService.Checkpoint(ctx, r)
 }
@@ -121,8 +121,8 @@ func (p *Process) WorkingSet(ctx context.Context, r *vmmpb.WorkingSetRequest) (*
 	}
 	defer h.close()
 	h.send(&r.File, os.O_CREATE|os.O_TRUNC|os.O_RDWR)
-	if h.err != nil {
-		return nil, h.err
+	if err := h.done(); err != nil {
+		return nil, err
 	}
 	return p.VMMService.WorkingSet(ctx, r)
 }
@@ -146,6 +146,14 @@ func (p *Process) handOver(ctx context.Context) (*handover, error) {
 
 // close ends the connection: what the call has not taken is closed in the process.
 func (h *handover) close() { h.to.Close() }
+
+// done returns when the process holds every file.
+func (h *handover) done() error {
+	if h.err == nil {
+		h.err = h.to.Wait(h.ctx)
+	}
+	return h.err
+}
 
 // machine sends the files of a machine and puts their names into it.
 func (h *handover) machine(m *vmmpb.Machine) {
@@ -205,7 +213,7 @@ func (h *handover) send(path *string, flags int) {
 // pass sends an open file and replaces its name by the one it was sent under.
 func (h *handover) pass(name *string, f *os.File) {
 	*name = fileName(h.p.sent.Add(1), *name)
-	h.err = h.to.Send(h.ctx, *name, f)
+	h.err = h.to.Post(h.ctx, *name, f)
 }
 
 // sendIfThere is send for reading, but a file that is missing is none.

@@ -109,11 +109,13 @@ func measureRestores(ctx context.Context, o options, w io.Writer) error {
 		return err
 	}
 	defer r.close()
-	peer, err := newQEMU(ctx, r, o.peer)
-	if err != nil {
-		return err
+	var peer *qemu
+	if o.peer != "" {
+		if peer, err = newQEMU(ctx, r, o.peer); err != nil {
+			return err
+		}
+		defer peer.close()
 	}
-	defer peer.close()
 	out := csv.NewWriter(w)
 	if err := out.Write(csvHeader); err != nil {
 		return err
@@ -121,7 +123,10 @@ func measureRestores(ctx context.Context, o options, w io.Writer) error {
 	machine := shape{int(r.template.VCPUs), int(r.template.MemoryBytes >> 20)}
 	for round := range o.rounds + 1 {
 		for _, v := range variants {
-			s := sample{}
+			if v.qemu && peer == nil {
+				continue
+			}
+			var s sample
 			if v.qemu {
 				s = peer.measure(ctx, v)
 			} else {
