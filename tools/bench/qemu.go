@@ -194,7 +194,7 @@ func (q *qemu) serve() {
 }
 
 func (q *qemu) relay(host net.Conn) error {
-	var order, port = "", uint32(0)
+	order, port := "", uint32(0)
 	if _, err := fmt.Fscanf(host, "%s %d\n", &order, &port); err != nil {
 		return err
 	}
