@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		fmt.Println(v.pid)
-		select {}
+		_, _ = os.Stdin.Read(make([]byte, 1))
 	}
 	os.Exit(m.Run())
 }
@@ -219,6 +219,9 @@ func TestViewEndsWithItsProcess(t *testing.T) {
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
