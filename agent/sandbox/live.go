@@ -43,6 +43,21 @@ func (s *Sandbox) goTask(run func(ctx context.Context)) *task {
 	return t
 }
 
+// whileLives returns a context that ends with the VM's process too: nobody else would answer. release lets go of it.
+func whileLives(ctx context.Context, vm VM) (_ context.Context, release func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-vm.Done():
+			cancel(errors.New("the VMM ended: " + vm.Ended()))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil); <-watched }
+}
+
 // serve makes l the VM of this sandbox and begins to watch it. Owner only.
 func (s *Sandbox) serve(l *live) {
 	s.live, s.vm = l, l.vm

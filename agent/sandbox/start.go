@@ -270,6 +270,8 @@ func (s *Sandbox) restore(ctx context.Context, vm VM, req *vmmpb.RestoreRequest)
 func (s *Sandbox) greet(ctx context.Context, l *live, req *guestpb.HandshakeRequest, times phases, at time.Time) error {
 	budget, cancel := context.WithTimeoutCause(ctx, s.m.cfg.Budgets.Handshake, errors.New("envd did not answer in time"))
 	defer cancel()
+	budget, release := whileLives(budget, l.vm)
+	defer release()
 	contact, err := l.guest.Handshake(budget, req)
 	if err != nil {
 		return err
