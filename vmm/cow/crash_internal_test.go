@@ -92,10 +92,12 @@ func (d *volatileDisk) writev(bufs [][]byte, off int64) error {
 	return err
 }
 
-func (d *volatileDisk) size() (int64, error)                    { return d.bytes, nil }
-func (d *volatileDisk) Close() error                            { return nil }
-func (d *volatileDisk) lock() error                             { return nil }
-func (d *volatileDisk) unlock() error                           { return nil }
+func (d *volatileDisk) size() (int64, error)          { return d.bytes, nil }
+func (d *volatileDisk) Close() error                  { return nil }
+func (d *volatileDisk) lock() error                   { return nil }
+func (d *volatileDisk) unlock() error                 { return nil }
+func (d *volatileDisk) next(off int64) (int64, error) { return off, nil }
+
 func (d *volatileDisk) clone(int64, storage, int64, int64) bool { return false }
 
 // resize takes effect at once: a file system's journal keeps sizes in order with what is synced after them.

@@ -19,6 +19,8 @@ type storage interface {
 	readv(bufs [][]byte, off int64) (int64, error)
 	writev(bufs [][]byte, off int64) error
 	size() (int64, error)
+	// next is the first offset from off on that may hold anything but zeros; the end if there is none.
+	next(off int64) (int64, error)
 	resize(size int64) error
 	// sync returns once all that was written before it is durable.
 	sync() error
@@ -41,6 +43,17 @@ func (f file) size() (int64, error) {
 		return 0, err
 	}
 	return stat.Size(), nil
+}
+
+func (f file) next(off int64) (int64, error) {
+	at, err := f.Seek(off, unix.SEEK_DATA)
+	switch {
+	case errors.Is(err, unix.ENXIO):
+		return f.size()
+	case errors.Is(err, unix.EINVAL): // a file system that does not know of holes
+		return off, nil
+	}
+	return at, err
 }
 
 func (f file) resize(size int64) error { return f.Truncate(size) }

@@ -112,9 +112,20 @@ func loadLayer(path string, f storage) (*layer, error) {
 
 // loadMap reads the map, piece by piece.
 func (l *layer) loadMap() error {
-	buf := make([]byte, min(l.dataOffset()-headerBytes, mapPieceBytes))
-	for at := int64(headerBytes); at < l.dataOffset(); at += int64(len(buf)) {
-		buf = buf[:min(int64(len(buf)), l.dataOffset()-at)]
+	end := l.dataOffset()
+	buf := make([]byte, min(end-headerBytes, loadPieceBytes))
+	for at := int64(headerBytes); ; at += int64(len(buf)) {
+		if at < end { // most of a new layer's map is a hole
+			next, err := l.f.next(at)
+			if err != nil {
+				return fmt.Errorf("read disk layer: %w", err)
+			}
+			at = max(at, next-next%sectorBytes)
+		}
+		if at >= end {
+			return nil
+		}
+		buf = buf[:min(int64(len(buf)), end-at)]
 		if _, err := l.f.ReadAt(buf, at); err != nil {
 			return fmt.Errorf("read disk layer: %w", err)
 		}
@@ -122,11 +133,13 @@ func (l *layer) loadMap() error {
 			return &CorruptError{l.path, "map", err.Error()}
 		}
 	}
-	return nil
 }
 
-// mapPieceBytes is how much of a map is read or written at once.
+// mapPieceBytes is how much of a map is written at once.
 const mapPieceBytes = 256 << 10
+
+// loadPieceBytes is how much of a map is read at once when a disk is opened: a wake waits for it, and for the memory it takes.
+const loadPieceBytes = 32 << 10
 
 // read fills p, whole blocks, from block b on.
 func (l *layer) read(p []byte, b int64) error {

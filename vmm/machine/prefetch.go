@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
@@ -15,9 +16,10 @@ import (
 // readGap is how many pages that nobody asked for are read when that joins two reads.
 const readGap = 32
 
-// prefetch brings the pages of a working set where the guest will find them without waiting: from the disk into the page cache, in
-// large reads that are all under way before the first page is needed, and into this process, so that KVM finds them mapped. A
-// page that the recorded machine wrote is copied ahead as well: without that the guest stops for it twice, to read and to write.
+// prefetch brings the pages of a working set from the disk into the page cache, in large reads that are all under way before the
+// first page is needed. A page that the recorded machine wrote until its first recording is also copied ahead, for the guest would
+// stop for it twice, to read and to write; those of later recordings are not, so that a machine takes no memory before it has
+// work. To map what is only read is not worth it: the kernel maps 16 pages at once when the guest stops for one.
 type prefetch struct {
 	stop atomic.Bool
 	done chan struct{}
@@ -25,6 +27,7 @@ type prefetch struct {
 
 // startPrefetch begins in the background. file, closed when it was read, may be damaged or another memory's: then it is ignored.
 func startPrefetch(mem *ram, file *os.File, log zerolog.Logger) *prefetch {
+	begun := time.Now()
 	p := &prefetch{done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
@@ -35,6 +38,10 @@ func startPrefetch(mem *ram, file *os.File, log zerolog.Logger) *prefetch {
 		}
 		if err == nil {
 			err = p.run(mem, w)
+		}
+		if err == nil {
+			pages, written := w.Pages()
+			log.Info().Uint64("pages", pages).Uint64("written", written).Dur("took", time.Since(begun)).Msg("the working set is in")
 		}
 		if err != nil {
 			log.Warn().Err(err).Msg("the working set is of no use")
@@ -59,11 +66,13 @@ func (p *prefetch) run(mem *ram, w *snapshot.WorkingSet) error {
 		}
 	}
 	for _, r := range w.Runs {
-		advice := unix.MADV_POPULATE_READ
-		if r.Written {
-			advice = unix.MADV_POPULATE_WRITE
+		if r.Stage > 0 {
+			break
 		}
-		if err := p.advise(mem, pageRange{uint64(r.Page), uint64(r.Pages)}, advice); err != nil {
+		if !r.Written {
+			continue
+		}
+		if err := p.advise(mem, pageRange{uint64(r.Page), uint64(r.Pages)}, unix.MADV_POPULATE_WRITE); err != nil {
 			return err
 		}
 	}
