@@ -16,7 +16,7 @@ var version = "dev"
 // Processes in the pool. The memory of each is small, but not nothing; more than a few are of use only to a host that starts many
 // sandboxes at once.
 const (
-	defaultPool = 0
+	defaultPool = 2
 	maxPool     = 256
 )
 
