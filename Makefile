@@ -3,7 +3,7 @@
 GOLANGCI_LINT_VERSION := v2.15.0
 FUZZTIME ?= 60s
 RUN ?= .
-LONG ?= ^(TestCycles|TestKillsAtRandom)$$
+LONG ?= ^(TestCycles|TestClock|TestKillsAtRandom)$$
 CMD ?= true
 INSTANCE ?= up
 
@@ -60,7 +60,7 @@ boot-matrix: deps build ## boot the real guest in every machine shape and hold e
 soak: ## start and kill a thousand jailed VMMs; nothing may be left (needs root, cgroup v2 and KVM)
 	go test -count=1 -v -run TestStartsAndKillsLeaveNothing ./agent/vmproc -rounds 1000
 
-soak-sleep: deps build ## the long forms of the tests of sleep and wake: 100 cycles, kills at random moments
+soak-sleep: deps build ## the long forms of the tests of sleep and wake: 100 cycles, pauses of a minute, kills at random moments
 	go test -count=1 -timeout 90m -v -run '$(LONG)' ./tools/e2e -long
 
 fuzz: ## every fuzz target of the repository, FUZZTIME (60s) each

@@ -27,4 +27,4 @@ const (
 func limit(d time.Duration) time.Duration { return d * time.Duration(slowness) }
 
 // clockTolerance is how far the guest's clock may be from the host's.
-const clockTolerance = 2 * time.Second
+const clockTolerance = time.Second
