@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"time"
 
 	"torpor/agent/cell"
 	"torpor/agent/timing"
@@ -32,6 +33,9 @@ type config struct {
 	ReserveMiB uint64
 	Pool       int
 
+	FrozenFor      time.Duration
+	MemoryFloorMiB uint64
+
 	budgets timing.Budgets
 }
 
@@ -52,6 +56,9 @@ func parseConfig(args []string, usage io.Writer) (config, error) {
 	flags.Float64Var(&cfg.SlowFactor, "slow-factor", 1, "`factor` for every time budget, for hosts slower than hardware")
 	flags.Uint64Var(&cfg.ReserveMiB, "reserve-mib", 512, "`MiB` that must be free on the data disk for a create or a pause to begin")
 	flags.IntVar(&cfg.Pool, "pool", defaultPool, "`number` of VMM processes kept ready for the next sandboxes, 0 for none")
+	flags.DurationVar(&cfg.FrozenFor, "frozen-for", 0,
+		"`time` for which a paused sandbox stays in memory as well as on disk, to wake at once; 0: not at all")
+	flags.Uint64Var(&cfg.MemoryFloorMiB, "memory-floor-mib", 512, "`MiB` of available memory below which paused sandboxes do not stay in memory")
 	if err := flags.Parse(args); err != nil {
 		return cfg, err
 	}
@@ -76,6 +83,12 @@ func (c *config) complete() error {
 	}
 	if c.Pool < 0 || c.Pool > maxPool {
 		faults = append(faults, fmt.Errorf("--pool %d: it must be between 0 and %d", c.Pool, maxPool))
+	}
+	if c.FrozenFor < 0 {
+		faults = append(faults, fmt.Errorf("--frozen-for %v must not be negative", c.FrozenFor))
+	}
+	if c.MemoryFloorMiB > 1<<30 {
+		faults = append(faults, fmt.Errorf("--memory-floor-mib %d is more than any host has", c.MemoryFloorMiB))
 	}
 	var err error
 	if c.budgets, err = timing.New(c.SlowFactor); err != nil {

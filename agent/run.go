@@ -22,6 +22,7 @@ import (
 	"torpor/agent/guest"
 	"torpor/agent/kept"
 	"torpor/agent/pool"
+	"torpor/agent/pressure"
 	"torpor/agent/rpc"
 	"torpor/agent/sandbox"
 	"torpor/agent/store"
@@ -89,6 +90,7 @@ func run(ctx context.Context, cfg config, log zerolog.Logger) (err error) {
 	sandboxes, err := sandbox.Open(lasting, sandbox.Config{
 		Dir: sandboxDir, FS: durable.OS{}, Kept: shelf, Reserve: cfg.ReserveMiB << 20, Store: st, VMMs: machines{supervisor, ahead}, Guests: guestAt,
 		Templates: templates, Layers: disk.Layers{}, Budgets: cfg.budgets, Log: log,
+		FrozenFor: cfg.FrozenFor, MemoryFloor: cfg.MemoryFloorMiB << 20, Memory: pressure.New(cfg.MemoryFloorMiB << 20),
 	})
 	if err != nil {
 		return err
@@ -202,4 +204,12 @@ func (g envd) Handshake(ctx context.Context, req *guestpb.HandshakeRequest) (san
 		return nil, err
 	}
 	return c, nil
+}
+
+func (g envd) ListenHello() (sandbox.Hello, error) {
+	h, err := g.Guest.ListenHello()
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
 }

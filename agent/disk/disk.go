@@ -4,9 +4,11 @@ package disk
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,8 +18,8 @@ import (
 // Layers makes layers. It holds nothing and is safe for concurrent use.
 type Layers struct{}
 
-// Create makes an empty layer for a disk of virtualSize bytes. It takes a few KiB whatever the size. The directory entry is
-// durable when it returns.
+// Create makes an empty layer for a disk of virtualSize bytes. It takes a few KiB whatever the size. It is durable, with
+// its directory entry, when it returns.
 func (Layers) Create(path string, virtualSize uint64) error {
 	if virtualSize > 1<<62 {
 		return fmt.Errorf("create disk layer: a virtual size of %d bytes", virtualSize)
@@ -25,7 +27,10 @@ func (Layers) Create(path string, virtualSize uint64) error {
 	if err := cow.Create(path, int64(virtualSize)); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	if err := syncPath(path); err != nil { // a file or a directory: it is the same
+		return err
+	}
+	return syncPath(filepath.Dir(path))
 }
 
 // Merge writes one layer with the contents of several, oldest first, none of which may be being written. It is durable when it
@@ -37,16 +42,50 @@ func (Layers) Merge(ctx context.Context, dst string, layers []string) error {
 	if err := cow.Merge(dst, layers...); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(dst))
+	return syncPath(filepath.Dir(dst))
 }
 
-// Seal adds checksums to a layer that nobody writes any more; `torpor disk inspect --verify` compares them. It reads all that
-// the layer stores. Once begun it is finished whatever becomes of ctx.
+// Seal adds checksums to a layer that nobody writes any more, for Check; `torpor disk inspect --verify` compares them too. It reads
+// all that the layer stores. Once begun it is finished whatever becomes of ctx. A layer that is open for writing stays as it is.
 func (Layers) Seal(ctx context.Context, path string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return cow.Seal(path)
+	if untouched(path) {
+		return nil
+	}
+	err := cow.Seal(path)
+	if errors.Is(err, cow.ErrInUse) {
+		return nil
+	}
+	if err == nil {
+		err = os.Chtimes(path, time.Time{}, Untouched)
+	}
+	return err
+}
+
+// Untouched is the time of modification that a sealed layer is given: whatever writes to it afterwards changes that.
+var Untouched = time.Unix(1_000_000_000, 0)
+
+func untouched(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.ModTime().Equal(Untouched)
+}
+
+// Check refuses a layer that cannot be opened or, if it was sealed and something has written to it since, that is not what it was
+// then: only in that case it is read whole. Errors of damage are *cow.CorruptError.
+func (Layers) Check(path string) error {
+	if untouched(path) {
+		return nil
+	}
+	info, err := cow.Inspect(path)
+	if err != nil || !info.Sealed {
+		return err
+	}
+	if err := cow.Verify(path); err != nil {
+		return err
+	}
+	return os.Chtimes(path, time.Time{}, Untouched)
 }
 
 // Free returns the bytes the agent may still write on path's file system (statfs(2), f_bavail).
@@ -58,8 +97,8 @@ func (Layers) Free(path string) (uint64, error) {
 	return st.Bavail * uint64(st.Bsize), nil
 }
 
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
+func syncPath(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}

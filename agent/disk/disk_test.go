@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -86,5 +87,32 @@ func TestFree(t *testing.T) {
 	}
 	if _, err := (disk.Layers{}).Free("/no/such/place"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Check reads a sealed layer that was written to, and no other.
+func TestCheckFindsDamageInASealedLayer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "1.layer")
+	write(t, path, nil, 0, 'a')
+	layers := disk.Layers{}
+	if err := layers.Check(path); err != nil {
+		t.Errorf("a layer without a seal: %v", err)
+	}
+	if err := layers.Seal(t.Context(), path); err != nil {
+		t.Fatal(err)
+	}
+	if err := layers.Check(path); err != nil {
+		t.Errorf("a sealed layer: %v", err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw[bytes.Index(raw, bytes.Repeat([]byte{'a'}, 4096))+5] ^= 1
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := errors.AsType[*cow.CorruptError](layers.Check(path)); !ok {
+		t.Errorf("a flipped bit: %v", layers.Check(path))
 	}
 }

@@ -27,6 +27,9 @@ func ListenHello(vsockSocket string) (*Hello, error) {
 	return h, nil
 }
 
+// ListenHello is that of the package for this guest.
+func (g *Guest) ListenHello() (*Hello, error) { return ListenHello(g.socket) }
+
 func (h *Hello) listen() (err error) {
 	if h.conn, err = net.Dial("unix", h.socket); err != nil {
 		return err

@@ -73,7 +73,7 @@ func (s *Service) Resume(ctx context.Context, r *agentpb.ResumeRequest) (*agentp
 	if err != nil {
 		return nil, err
 	}
-	v, resumed, err := sb.Resume(ctx, seconds(r.TimeoutSeconds))
+	v, resumed, err := sb.Wake(ctx, sandbox.WakeRequest{Timeout: seconds(r.TimeoutSeconds), Cold: r.Cold})
 	if err != nil {
 		return nil, err
 	}

@@ -28,15 +28,29 @@ func TestEveryStateHasAName(t *testing.T) {
 	}
 }
 
+func TestEveryTierAndModeHasAName(t *testing.T) {
+	for _, tier := range []string{sandbox.TierLive, sandbox.TierFrozen, sandbox.TierDisk} {
+		if tiers[tier] == agentpb.Tier_TIER_UNSPECIFIED {
+			t.Errorf("tier %s has no name", tier)
+		}
+	}
+	for _, mode := range []string{sandbox.ModeNone, sandbox.ModeFrozen, sandbox.ModeMemory, sandbox.ModePrevious, sandbox.ModeCold} {
+		if resumeModes[mode] == agentpb.ResumeMode_RESUME_MODE_UNSPECIFIED {
+			t.Errorf("mode %s has no name", mode)
+		}
+	}
+}
+
 func TestMessageCarriesEverything(t *testing.T) {
 	at := time.UnixMilli(1_700_000_000_123)
 	m := message(sandbox.View{
 		Sandbox: store.Sandbox{
 			ID: "i1", TemplateID: "base", Incarnation: 7, State: "running", Reason: "r", Since: at, StartedAt: at, CreatedAt: at, EndAt: at,
 			OnTimeout: "pause", AutoResume: true, Timeout: 300 * time.Second, VCPUs: 2, MemoryBytes: 3, DiskBytes: 4, Generation: 5, EnvdVersion: "v",
+			ResumeMode: sandbox.ModePrevious,
 		},
 		Envd:          sandbox.EnvdStatus{State: sandbox.Ready, Since: at, Incarnation: 7, LastOK: at, Latency: 1500 * time.Microsecond, Error: "e"},
-		ResidentBytes: 6, SnapshotBytes: 8, LayerBytes: 9,
+		ResidentBytes: 6, SnapshotBytes: 8, LayerBytes: 9, Tier: sandbox.TierFrozen,
 	})
 	r := m.ProtoReflect()
 	for i := range r.Descriptor().Fields().Len() {

@@ -26,6 +26,18 @@ var envdStates = map[sandbox.EnvdState]agentpb.EnvdState{
 	sandbox.Unresponsive: agentpb.EnvdState_ENVD_STATE_UNRESPONSIVE,
 }
 
+var tiers = map[string]agentpb.Tier{
+	sandbox.TierLive: agentpb.Tier_TIER_LIVE, sandbox.TierFrozen: agentpb.Tier_TIER_FROZEN, sandbox.TierDisk: agentpb.Tier_TIER_DISK,
+}
+
+var resumeModes = map[string]agentpb.ResumeMode{
+	sandbox.ModeNone:     agentpb.ResumeMode_RESUME_MODE_NONE,
+	sandbox.ModeFrozen:   agentpb.ResumeMode_RESUME_MODE_FROZEN,
+	sandbox.ModeMemory:   agentpb.ResumeMode_RESUME_MODE_MEMORY,
+	sandbox.ModePrevious: agentpb.ResumeMode_RESUME_MODE_PREVIOUS,
+	sandbox.ModeCold:     agentpb.ResumeMode_RESUME_MODE_COLD,
+}
+
 func answer(v sandbox.View, err error) (*agentpb.Sandbox, error) {
 	if err != nil {
 		return nil, err
@@ -46,6 +58,7 @@ func message(v sandbox.View) *agentpb.Sandbox {
 		TimeoutSeconds: int64(v.Timeout / time.Second),
 		Vcpus:          v.VCPUs, MemoryBytes: v.MemoryBytes, DiskBytes: v.DiskBytes,
 		ResidentBytes: v.ResidentBytes, SnapshotBytes: v.SnapshotBytes, LayerBytes: v.LayerBytes, Generation: v.Generation,
+		Tier: tiers[v.Tier], ResumeMode: resumeModes[v.ResumeMode],
 	}
 }
 

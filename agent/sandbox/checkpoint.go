@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"syscall"
@@ -28,6 +27,7 @@ type capture struct {
 	live     *live
 	top      string // path of the layer that the disk writes to from then on
 	manifest snapcache.Manifest
+	memory   generationPlan // how its memory is written: as a pause would, over what the machine was restored from
 }
 
 // KeepSnapshot keeps the present state of a sandbox, which is not disturbed, under an id. With the id of one that it has of this
@@ -178,6 +178,11 @@ func (s *Sandbox) capture(draft *kept.Draft) (*capture, error) {
 	if c.manifest.Layers, err = s.linkLayers(draft, s.rec.Layers); err != nil {
 		return nil, err
 	}
+	c.memory = s.planGeneration(s.rec.Clone(), 0)
+	if err := c.memory.link(draft.Draft); err != nil {
+		return nil, err
+	}
+	c.manifest.Base, c.manifest.Memory = c.memory.manifest.Base, c.memory.manifest.Memory
 	name := layerName(s.rec.NextLayer)
 	c.top = s.paths.layer(name)
 	if err := s.m.cfg.FS.Remove(c.top); err != nil { // of an agent that ended before it was recorded
@@ -238,13 +243,13 @@ func (s *Sandbox) deferPause() bool {
 	return true
 }
 
-// checkpoint has the machine save itself while it runs on. The memory is whole over the template's, so that it needs no other layer.
+// checkpoint has the machine save itself while it runs on.
 func (s *Sandbox) checkpoint(ctx context.Context, draft *kept.Draft, c *capture) (map[string]snapcache.Sum, error) {
 	budget, cancel := context.WithTimeout(ctx, s.m.cfg.Budgets.Save)
 	defer cancel()
 	began := time.Now()
 	resp, err := c.live.vm.Checkpoint(budget, &vmmpb.CheckpointRequest{
-		Kind: vmmpb.SaveKind_SAVE_KIND_CUMULATIVE, State: draft.Path(stateFile), Memory: draft.Path(diffFile), Tops: []string{c.top},
+		Kind: c.memory.kind, State: draft.Path(stateFile), Memory: draft.Path(c.memory.file), Tops: []string{c.top},
 	})
 	if err != nil {
 		return nil, s.checkpointError(ctx, err)
@@ -253,14 +258,10 @@ func (s *Sandbox) checkpoint(ctx context.Context, draft *kept.Draft, c *capture)
 	times.add("checkpoint", began)
 	s.do(func() {
 		c.live.unsure = false
+		c.live.tops++
 		s.tellOfSnapshot(times)
 	})
-	c.manifest.Memory = []string{diffFile}
-	sums := map[string]snapcache.Sum{}
-	if sum := resp.GetSaved().GetStateSha256(); len(sum) > 0 {
-		sums[stateFile] = snapcache.Sum{SHA256: hex.EncodeToString(sum)}
-	}
-	return sums, nil
+	return c.memory.sums(resp.GetSaved()), nil
 }
 
 // tellOfSnapshot records that the running sandbox was saved, and how long it stood still for that. Owner only.

@@ -106,7 +106,7 @@ func TestFailedPauseOnDeadlineIsTriedAgain(t *testing.T) {
 		return nil
 	})
 	v := r.until(s, "paused", func(v View) bool { return v.VM() == Paused })
-	if v.Generation != 1 || r.w.count("save") != 4 {
+	if v.Generation != 4 || r.w.count("save") != 4 {
 		t.Errorf("generation %d after %d saves", v.Generation, r.w.count("save"))
 	}
 }

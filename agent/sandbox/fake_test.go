@@ -25,7 +25,6 @@ import (
 	"torpor/agent/vmproc"
 	"torpor/api/apierr"
 	"torpor/api/guestpb"
-	"torpor/api/vmmpb"
 )
 
 // world stands for the host: processes that live on when an agent goes, and guests in them. It checks by itself that there
@@ -39,6 +38,9 @@ type world struct {
 	counts   map[string]int // calls by operation; guarded by mu
 	breaches []string
 	hook     func(ctx context.Context, op, name string) error // called before each operation, outside mu
+	layers   map[uint64]*fakeLayer                            // by inode: a layer may have several names; guarded by mu
+	nextID   int                                              // of layers; guarded by mu
+	made     func(path string)                                // told of every file a VMM makes, and each of their syncs
 }
 
 // proc is one process with a guest.
@@ -49,14 +51,21 @@ type proc struct {
 	guestEnd    chan struct{} // closed when the guest has ended
 	endReason   string
 	state       string // idle | running | paused | ended
-	memory      string // what the guest keeps in RAM only
-	incarnation uint64 // of the last handshake
+	memory      pages  // what the guest keeps in RAM only
+	restored    pages  // what it was restored with: what a DIFF is relative to
+	booted      bool
+	disk        []*fakeLayer // the layers its disk consists of, the top last
+	top         string       // path of the top
+	incarnation uint64       // of the last handshake
 	handshakes  int
 	lost        chan struct{} // of the open contact
 }
 
 func newWorld(t *testing.T) *world {
-	return &world{t: t, procs: map[string]*proc{}, counts: map[string]int{}, nextPID: 1000}
+	return &world{
+		t: t, procs: map[string]*proc{}, counts: map[string]int{}, nextPID: 1000,
+		layers: map[uint64]*fakeLayer{}, made: func(string) {},
+	}
 }
 
 func (w *world) call(ctx context.Context, op, name string) error {
@@ -79,6 +88,18 @@ func (w *world) setHook(hook func(ctx context.Context, op, name string) error) {
 	w.hook = hook
 }
 
+// failOnce has the next operation of that name fail.
+func (w *world) failOnce(op string, err error) {
+	done := false
+	w.setHook(func(_ context.Context, got, _ string) error {
+		if got == op && !done {
+			done = true
+			return err
+		}
+		return nil
+	})
+}
+
 func (w *world) count(op string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -95,14 +116,14 @@ func (w *world) proc(name string) *proc {
 func (w *world) setMemory(name, memory string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.procs[name].memory = memory
+	w.procs[name].memory[0] = memory
 }
 
 func (w *world) memory(name string) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p := w.procs[name]; p != nil {
-		return p.memory
+		return p.memory[0]
 	}
 	return "(no process)"
 }
@@ -202,148 +223,6 @@ func (w *world) End(_ context.Context, id vmproc.Identity) error {
 func (w *world) VsockSocket(name string) string { return name }
 func (w *world) Clear(string) error             { return nil }
 
-// fakeVM is one agent's hold of a process.
-type fakeVM struct {
-	vmmpb.VMMService // nil: what a sandbox does not call
-	w                *world
-	p                *proc
-	once             sync.Once
-	done             chan struct{}
-	let              chan struct{} // closed by Detach
-}
-
-func newFakeVM(w *world, p *proc) *fakeVM {
-	v := &fakeVM{w: w, p: p, done: make(chan struct{}), let: make(chan struct{})}
-	go func() {
-		select {
-		case <-p.gone:
-		case <-v.let:
-		}
-		close(v.done)
-	}()
-	return v
-}
-
-func (v *fakeVM) Identity() vmproc.Identity { return v.p.id }
-func (v *fakeVM) Done() <-chan struct{}     { return v.done }
-func (v *fakeVM) Ended() string             { return "signal: killed" }
-func (v *fakeVM) Detach()                   { v.once.Do(func() { close(v.let) }) }
-
-func (v *fakeVM) Kill(ctx context.Context) error {
-	if err := v.w.call(ctx, "kill", v.p.name); err != nil {
-		return err
-	}
-	select {
-	case <-v.let:
-		return errors.New("let go of")
-	default:
-	}
-	v.w.mu.Lock()
-	v.w.dieLocked(v.p)
-	v.w.mu.Unlock()
-	<-v.done
-	return nil
-}
-
-func (v *fakeVM) Stop(ctx context.Context, _ time.Duration) error {
-	if err := v.w.call(ctx, "stop", v.p.name); err != nil {
-		return err
-	}
-	return v.Kill(ctx)
-}
-
-// in runs f on the process if it lives and its guest is in one of the states.
-func (v *fakeVM) in(ctx context.Context, op string, states []string, f func() error) error {
-	if err := v.w.call(ctx, op, v.p.name); err != nil {
-		return err
-	}
-	v.w.mu.Lock()
-	defer v.w.mu.Unlock()
-	if v.w.procs[v.p.name] != v.p {
-		return errors.New("ttrpc: closed")
-	}
-	if !slices.Contains(states, v.p.state) {
-		return apierr.New(apierr.Internal, "%s while %s", op, v.p.state)
-	}
-	return f()
-}
-
-func (v *fakeVM) Boot(context.Context, *vmmpb.BootRequest) (*vmmpb.BootResponse, error) {
-	return nil, errors.New("not used")
-}
-
-func (v *fakeVM) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.RestoreResponse, error) {
-	err := v.in(ctx, "restore", []string{"idle"}, func() error {
-		from := r.BaseMemory
-		if n := len(r.MemoryLayers); n > 0 {
-			from = r.MemoryLayers[n-1]
-		}
-		raw, err := os.ReadFile(from)
-		if err != nil {
-			return err
-		}
-		for _, d := range append([]string{r.Machine.Disks[0].Top}, r.Machine.Disks[0].Layers...) {
-			if _, err := os.Stat(d); err != nil {
-				return err
-			}
-		}
-		v.p.memory, v.p.state = string(raw), "running"
-		return nil
-	})
-	return &vmmpb.RestoreResponse{}, err
-}
-
-func (v *fakeVM) Pause(ctx context.Context, _ *vmmpb.PauseRequest) (*vmmpb.PauseResponse, error) {
-	return &vmmpb.PauseResponse{}, v.in(ctx, "pause", []string{"running", "paused"}, func() error { v.p.state = "paused"; return nil })
-}
-
-func (v *fakeVM) Resume(ctx context.Context, _ *vmmpb.ResumeRequest) (*vmmpb.ResumeResponse, error) {
-	return &vmmpb.ResumeResponse{}, v.in(ctx, "resume", []string{"running", "paused"}, func() error { v.p.state = "running"; return nil })
-}
-
-func (v *fakeVM) Save(ctx context.Context, r *vmmpb.SaveRequest) (*vmmpb.SaveResponse, error) {
-	err := v.in(ctx, "save", []string{"paused"}, func() error {
-		return errors.Join(os.WriteFile(r.State, []byte("state"), 0o600), os.WriteFile(r.Memory, []byte(v.p.memory), 0o600))
-	})
-	return &vmmpb.SaveResponse{}, err
-}
-
-func (v *fakeVM) Checkpoint(ctx context.Context, r *vmmpb.CheckpointRequest) (*vmmpb.CheckpointResponse, error) {
-	err := v.in(ctx, "checkpoint", []string{"running"}, func() error {
-		for _, top := range r.Tops {
-			if _, err := os.Stat(top); err != nil {
-				return err
-			}
-		}
-		return errors.Join(os.WriteFile(r.State, []byte("state"), 0o600), os.WriteFile(r.Memory, []byte(v.p.memory), 0o600))
-	})
-	return &vmmpb.CheckpointResponse{Saved: &vmmpb.SaveResponse{}}, err
-}
-
-func (v *fakeVM) Status(ctx context.Context, _ *vmmpb.StatusRequest) (*vmmpb.StatusResponse, error) {
-	v.w.mu.Lock()
-	defer v.w.mu.Unlock()
-	if v.w.procs[v.p.name] != v.p {
-		return nil, errors.New("ttrpc: closed")
-	}
-	return &vmmpb.StatusResponse{State: v.p.state, EndReason: v.p.endReason, ResidentBytes: 1 << 20}, ctx.Err()
-}
-
-func (v *fakeVM) Wait(ctx context.Context, _ *vmmpb.WaitRequest) (*vmmpb.WaitResponse, error) {
-	select {
-	case <-v.p.guestEnd:
-		return &vmmpb.WaitResponse{Reason: v.p.endReason}, nil
-	case <-v.done:
-		return nil, errors.New("ttrpc: closed")
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-func (v *fakeVM) Quit(context.Context, *vmmpb.QuitRequest) (*vmmpb.QuitResponse, error) {
-	return &vmmpb.QuitResponse{}, nil
-}
-
 // fakeGuest is envd inside the process of a name.
 type fakeGuest struct {
 	w    *world
@@ -381,6 +260,7 @@ func (g *fakeGuest) Handshake(ctx context.Context, req *guestpb.HandshakeRequest
 		g.w.breaches = append(g.w.breaches, "the incarnation went back")
 	}
 	p.incarnation = req.Incarnation
+	p.memory[req.Incarnation] = "greeted" // every run leaves a trace
 	p.handshakes++
 	p.lost = make(chan struct{})
 	return &fakeContact{p.lost}, nil
@@ -401,6 +281,22 @@ func (g *fakeGuest) Probe(ctx context.Context, incarnation uint64) (time.Duratio
 	}
 	return time.Millisecond, nil
 }
+
+func (g *fakeGuest) ListenHello() (Hello, error) { return fakeHello{g}, nil }
+
+type fakeHello struct{ g *fakeGuest }
+
+func (h fakeHello) Wait(ctx context.Context) (string, error) {
+	if err := h.g.w.call(ctx, "hello", h.g.name); err != nil {
+		return "", err
+	}
+	h.g.w.mu.Lock()
+	defer h.g.w.mu.Unlock()
+	_, err := h.g.running()
+	return "boot", err
+}
+
+func (fakeHello) Close() {}
 
 func (g *fakeGuest) Dial(ctx context.Context, _ uint16) (net.Conn, error) {
 	g.w.mu.Lock()
@@ -433,8 +329,75 @@ func (f *fakeTemplates) ByDigest(_ context.Context, digest string) (*template.Te
 // layers are real ones on a file system whose free space the test sets.
 type layers struct {
 	disk.Layers
+	w    *world
 	mu   sync.Mutex
+	left uint64 // free bytes; 0: very many
 	full bool
+}
+
+func (l *layers) leave(bytes uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.left = bytes
+}
+
+func (l *layers) Create(path string, size uint64) error {
+	if err := l.w.call(context.Background(), "create layer", filepath.Base(path)); err != nil {
+		return err
+	}
+	if err := l.Layers.Create(path, size); err != nil {
+		return err
+	}
+	l.w.newLayer(path, nil)
+	return nil
+}
+
+func (l *layers) Merge(ctx context.Context, dst string, from []string) error {
+	if err := l.w.call(ctx, "merge layers", filepath.Base(dst)); err != nil {
+		return err
+	}
+	if err := l.Layers.Merge(ctx, dst, from); err != nil {
+		return err
+	}
+	l.w.newLayer(dst, from)
+	return nil
+}
+
+func (l *layers) Seal(ctx context.Context, path string) error {
+	if err := l.w.call(ctx, "seal layer", filepath.Base(path)); err != nil {
+		return err
+	}
+	return l.Layers.Seal(ctx, path)
+}
+
+// host is memory of which the test says how much there is.
+type hostMemory struct {
+	mu    sync.Mutex
+	free  uint64
+	short chan struct{}
+}
+
+func (h *hostMemory) Available() (uint64, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.free, nil
+}
+
+func (h *hostMemory) set(free uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.free = free
+}
+
+func (h *hostMemory) Watch(ctx context.Context, short func()) {
+	for {
+		select {
+		case <-h.short:
+			short()
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func (l *layers) Free(string) (uint64, error) {
@@ -442,6 +405,9 @@ func (l *layers) Free(string) (uint64, error) {
 	defer l.mu.Unlock()
 	if l.full {
 		return 0, nil
+	}
+	if l.left > 0 {
+		return l.left, nil
 	}
 	return 1 << 40, nil
 }
@@ -460,6 +426,7 @@ type rig struct {
 	m         *Manager
 	cfg       Config
 	layers    *layers
+	memory    *hostMemory
 	templates *fakeTemplates
 }
 
@@ -475,10 +442,13 @@ func newRig(t *testing.T, adjust ...func(*timing.Budgets)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range []string{template.StateFile, template.MemoryFile, "disk.layer"} {
+	for _, f := range []string{template.StateFile, template.MemoryFile} {
 		if err := os.WriteFile(draft.Path(f), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := (disk.Layers{}).Create(draft.Path("disk.layer"), 1<<20); err != nil {
+		t.Fatal(err)
 	}
 	snap, err := draft.Publish(snapcache.Manifest{Kind: "template", Owner: "base", Parent: "sha256:0123456789abcdef"})
 	if err != nil {
@@ -494,14 +464,18 @@ func newRig(t *testing.T, adjust ...func(*timing.Budgets)) *rig {
 	for _, a := range adjust {
 		a(&budgets)
 	}
-	r := &rig{t: t, dir: dir, w: newWorld(t), layers: &layers{}, templates: &fakeTemplates{&template.Template{
-		ID: "base", Digest: "sha256:0123456789abcdef", Snapshot: snap, RootFS: filepath.Join(dir, "rootfs"),
+	w := newWorld(t)
+	r := &rig{t: t, dir: dir, w: w, layers: &layers{w: w}, memory: &hostMemory{free: 1 << 40, short: make(chan struct{})}, templates: &fakeTemplates{&template.Template{
+		ID: "base", Digest: "sha256:0123456789abcdef", Snapshot: snap, Kernel: "vmlinux", Initrd: "initrd", RootFS: filepath.Join(dir, "rootfs"),
 		VCPUs: 2, MemoryBytes: 512 << 20, DiskBytes: 1 << 20, EnvdVersion: "0.6.13",
 	}}}
+	if err := os.Mkdir(filepath.Join(dir, "sandboxes"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	r.cfg = Config{
 		Dir: filepath.Join(dir, "sandboxes"), FS: durable.OS{}, Kept: r.shelf(), Reserve: 1 << 20, Store: st, VMMs: r.w,
 		Guests:    func(socket string) Guest { return &fakeGuest{r.w, socket} },
-		Templates: r.templates, Layers: r.layers, Budgets: budgets, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel),
+		Templates: r.templates, Layers: r.layers, Memory: r.memory, MemoryFloor: 1 << 30, Budgets: budgets, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel),
 	}
 	r.open()
 	t.Cleanup(func() {

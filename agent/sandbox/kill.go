@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"torpor/agent/store"
@@ -42,6 +41,10 @@ func (s *Sandbox) beginKill(reason string) error {
 // end carries out the end of a sandbox that is stopping. Owner only.
 func (s *Sandbox) end() {
 	s.stopServing()
+	if s.frozen != nil {
+		s.frozen.stop()
+		s.frozen = nil // its VM is ended with the rest
+	}
 	deleting := s.fail(apierr.Deleting, "the sandbox is being killed")
 	s.settleWaiters(deleting)
 	s.settlePausers(deleting)
@@ -89,7 +92,7 @@ func (s *Sandbox) removeAll() error {
 			return err
 		}
 	}
-	if err := os.RemoveAll(s.paths.dir); err != nil {
+	if err := s.m.cfg.FS.RemoveAll(s.paths.dir); err != nil {
 		return fmt.Errorf("remove the files: %w", err)
 	}
 	var err error

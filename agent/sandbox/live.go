@@ -23,7 +23,8 @@ type live struct {
 	drained  chan struct{} // not nil while a pause waits for them; closed when inflight is 0
 	monitor  *task
 	failure  string // why the VM has ended, when that came during an operation
-	unsure   bool   // which of the newest disk layers it writes to: a checkpoint is under way, or failed
+	tops     int    // how many tops its disks have got while it runs
+	unsure   bool   // which of the newest disk layers it writes to is not known for certain
 }
 
 // task is a goroutine that can be ended.
@@ -105,6 +106,10 @@ func (s *Sandbox) watchVM(l *live) {
 
 // vmEnded makes a sandbox whose VM has ended a stopped one. Owner only.
 func (s *Sandbox) vmEnded(l *live, reason string) {
+	if s.frozen != nil && s.frozen.l == l {
+		s.demote(reason) // it had nothing left to lose
+		return
+	}
 	if s.live != l || s.state() == Stopping {
 		return
 	}
@@ -147,12 +152,16 @@ func (s *Sandbox) opEnded(op *operation, err error) {
 	s.wakeIfWanted()
 }
 
-// wakeIfWanted wakes a sandbox that does not run if somebody waits for it. Owner only; no operation may be under way.
+// wakeIfWanted wakes a sandbox that does not run if somebody waits for it, and otherwise clears up. Owner only; no operation may be under way.
 func (s *Sandbox) wakeIfWanted() {
-	if s.state() == Stopping || !s.waitersLeft() {
+	if s.state() == Stopping {
 		return
 	}
-	if err := s.beginResume(s.waiters[0].reason, s.waiters[0].since); err != nil {
+	if !s.waitersLeft() {
+		s.tidy()
+		return
+	}
+	if err := s.beginResume(s.waiters[0]); err != nil {
 		s.settleWaiters(apierr.As(err))
 	}
 }

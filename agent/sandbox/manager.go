@@ -34,17 +34,20 @@ const maxTimeout = 10 * 365 * 24 * time.Hour
 
 // Config is what a Manager works with. Every field is needed.
 type Config struct {
-	Dir       string     // one directory a sandbox below it
-	Reserve   uint64     // bytes that must be free for a create or a pause to begin
-	FS        durable.FS // by which what must survive a crash is made and removed
-	Kept      *kept.Shelf
-	Store     *store.Store
-	VMMs      VMMs
-	Guests    func(vsockSocket string) Guest
-	Templates Templates
-	Layers    Layers
-	Budgets   timing.Budgets
-	Log       zerolog.Logger
+	Dir         string        // one directory a sandbox below it
+	Reserve     uint64        // bytes that must stay free: a create or a pause that would take them is refused
+	FrozenFor   time.Duration // how long the VM of a paused sandbox is kept; 0: not at all
+	MemoryFloor uint64        // bytes of the host's memory that must stay available: frozen VMs are ended for it
+	Memory      Memory
+	FS          durable.FS // by which what must survive a crash is made and removed
+	Kept        *kept.Shelf
+	Store       *store.Store
+	VMMs        VMMs
+	Guests      func(vsockSocket string) Guest
+	Templates   Templates
+	Layers      Layers
+	Budgets     timing.Budgets
+	Log         zerolog.Logger
 }
 
 // Manager holds the sandboxes of this host. It is safe for concurrent use.
@@ -53,6 +56,7 @@ type Manager struct {
 	ctx     context.Context // ends when the agent ends
 	cancel  context.CancelCauseFunc
 	undying context.Context // for work that must be finished even then
+	snaps   snapcache.Cache
 	hub     hub
 	loops   sync.WaitGroup
 
@@ -65,8 +69,9 @@ type Manager struct {
 func Open(ctx context.Context, cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, undying: context.WithoutCancel(ctx),
-		hub:  hub{watchers: map[*watcher]struct{}{}},
-		byID: map[string]*Sandbox{},
+		snaps: snapcache.Cache{FS: cfg.FS},
+		hub:   hub{watchers: map[*watcher]struct{}{}},
+		byID:  map[string]*Sandbox{},
 	}
 	m.ctx, m.cancel = context.WithCancelCause(ctx)
 	if err := m.reconcile(); err != nil {
@@ -108,6 +113,7 @@ func (s *Sandbox) close() {
 	for s.do(func() { op = s.op }) && op != nil {
 		<-op.done // it was cancelled with the manager
 	}
+	s.endFrozen()
 	s.do(func() {
 		s.settleWaiters(errDraining.For(s.id))
 		s.settlePausers(errDraining.For(s.id))
@@ -279,7 +285,7 @@ func (from origin) record(req CreateRequest) store.Sandbox {
 		ID: req.ID, TemplateID: t.ID, TemplateDigest: t.Digest, Token: req.Token, Env: req.Env,
 		OnTimeout: req.OnTimeout, AutoResume: req.AutoResume, Timeout: req.Timeout,
 		VCPUs: t.VCPUs, MemoryBytes: t.MemoryBytes, DiskBytes: t.DiskBytes, EnvdVersion: t.EnvdVersion,
-		CreatedAt: now(), NextLayer: 1,
+		CreatedAt: now(), NextLayer: 1, NextGen: 1, ResumeMode: ModeNone,
 	}
 	if from.snap != nil {
 		m := from.snap.Manifest
@@ -319,14 +325,17 @@ func (m *Manager) add(ctx context.Context, req CreateRequest, from origin, queue
 }
 
 // checkSpace refuses what would fill the disk.
-func (m *Manager) checkSpace() error {
+func (m *Manager) checkSpace() error { return m.checkRoom(0) }
+
+// checkRoom refuses what needs so many bytes beside the reserve.
+func (m *Manager) checkRoom(bytes uint64) error {
 	free, err := m.cfg.Layers.Free(m.cfg.Dir)
 	if err != nil {
 		return fmt.Errorf("how much room is left is unknown: %w", err)
 	}
-	if free < m.cfg.Reserve {
+	if need := m.cfg.Reserve + bytes; free < need {
 		return apierr.New(apierr.DiskFull, "%d MiB are free below %s and %d are needed: remove sandboxes or enlarge the disk",
-			free>>20, m.cfg.Dir, m.cfg.Reserve>>20)
+			free>>20, m.cfg.Dir, need>>20)
 	}
 	return nil
 }

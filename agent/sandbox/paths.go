@@ -23,7 +23,6 @@ const (
 	genPrefix   = "gen-"
 	layerSuffix = ".layer"
 	stateFile   = "vmstate"
-	diffFile    = "mem.diff"
 )
 
 func layerName(n uint64) string { return strconv.FormatUint(n, 10) + layerSuffix }

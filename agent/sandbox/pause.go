@@ -16,8 +16,12 @@ import (
 
 // pausePlan is everything one pause needs.
 type pausePlan struct {
-	dir      string // of the new generation
-	manifest snapcache.Manifest
+	rec      store.Sandbox // as it was before the pause
+	number   uint64        // of the new generation
+	layers   []string      // disk layers that it consists of
+	top      string        // layer the disk gets when that is saved; empty: none, the VM is ended
+	tops     int           // how many the VM has had before
+	resident uint64        // memory of the VM, as last seen
 	drained  <-chan struct{}
 }
 
@@ -80,7 +84,19 @@ func (s *Sandbox) beginPause(reason string) error {
 	if err := s.m.checkSpace(); err != nil {
 		return apierr.As(err).For(s.id).With(s.rec.State, string(s.envd.State))
 	}
-	if err := s.move(transition{to: Pausing, reason: reason}); err != nil {
+	plan := pausePlan{rec: s.rec.Clone(), number: s.rec.NextGen, layers: slices.Clone(s.rec.Layers), resident: s.resident, tops: s.live.tops}
+	plan.rec.Layers = plan.layers
+	if s.m.cfg.FrozenFor > 0 && s.live.tops < maxTops && !s.live.unsure {
+		plan.top = layerName(s.rec.NextLayer)
+	}
+	err := s.move(transition{to: Pausing, reason: reason, change: func(r *store.Sandbox) {
+		r.NextGen++
+		if plan.top != "" { // recorded before it is made and before the VM can write to it
+			r.NextLayer++
+			r.Layers = append(r.Layers, plan.top)
+		}
+	}})
+	if err != nil {
 		return err
 	}
 	s.deadline.stop()
@@ -92,16 +108,7 @@ func (s *Sandbox) beginPause(reason string) error {
 	} else {
 		l.drained = drained
 	}
-	r := s.rec.Clone()
-	plan := pausePlan{
-		dir:     s.paths.generation(r.Generation + 1),
-		drained: drained,
-		manifest: snapcache.Manifest{
-			Kind: "generation", Owner: s.id, Generation: r.Generation + 1, Incarnation: r.Incarnation, Parent: r.TemplateDigest,
-			Layers: r.Layers, VCPUs: r.VCPUs, MemoryBytes: r.MemoryBytes, DiskBytes: r.DiskBytes, EnvdVersion: r.EnvdVersion,
-			CreatedAt: now(),
-		},
-	}
+	plan.drained = drained
 	s.begin(func(ctx context.Context, op *operation) { s.runPause(ctx, op, l, plan) })
 	return nil
 }
@@ -111,15 +118,22 @@ func (s *Sandbox) runPause(ctx context.Context, op *operation, l *live, plan pau
 	times := phases{}
 	at := time.Now()
 	<-l.monitor.done
-	select {
-	case <-plan.drained:
-	case <-time.After(s.m.cfg.Budgets.PauseGrace): // those still in flight freeze with the VM
-	case <-ctx.Done():
+	gen := s.planGeneration(plan.rec, plan.number)
+	err := s.fits(ctx, l, gen, plan.resident)
+	if err == nil {
+		select {
+		case <-plan.drained:
+		case <-time.After(s.m.cfg.Budgets.PauseGrace): // those still in flight freeze with the VM
+		case <-ctx.Done():
+		}
+		at = times.add("drain", at)
+		err = s.snapshot(ctx, op, l, plan, gen, times, at)
 	}
-	at = times.add("drain", at)
-	err := s.snapshot(ctx, op, l, plan, times, at)
 	if err != nil {
-		s.undoPause(op, l, because(ctx, err))
+		s.undoPause(op, l, plan, because(ctx, err))
+		return
+	}
+	if plan.top != "" {
 		return
 	}
 	// The snapshot is published and recorded: the VM has nothing left to lose, and only now do requests in flight end.
@@ -132,32 +146,51 @@ func (s *Sandbox) runPause(ctx context.Context, op *operation, l *live, plan pau
 	s.do(func() { s.opEnded(op, err) })
 }
 
-// snapshot pauses the VM, saves it, publishes the generation, and has the owner record it.
-func (s *Sandbox) snapshot(ctx context.Context, op *operation, l *live, plan pausePlan, times phases, at time.Time) error {
+// stateRoom is more than a machine's state and the manifest take.
+const stateRoom = 1 << 20
+
+// fits refuses a pause whose snapshot may not find room, while nothing has been done to the VM.
+func (s *Sandbox) fits(ctx context.Context, l *live, gen generationPlan, resident uint64) error {
+	if seen := s.residentBytes(ctx, l); seen > 0 {
+		resident = seen
+	}
+	return s.m.checkRoom(gen.needs(resident) + stateRoom)
+}
+
+// snapshot pauses the VM, saves it, publishes the generation, and has the owner record it. What can be done before the VM
+// stands still is done before.
+func (s *Sandbox) snapshot(ctx context.Context, op *operation, l *live, plan pausePlan, gen generationPlan, times phases, at time.Time) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err := s.pauseVM(ctx, l.vm); err != nil {
-		return err
-	}
-	at = times.add("pause", at)
-	draft, err := snapcache.Begin(plan.dir)
+	draft, err := gen.begin(s.m.snaps)
 	if err != nil {
 		return err
 	}
-	if err := s.save(ctx, l.vm, draft); err != nil {
+	if plan.top != "" {
+		if err := s.makeTop(plan.top, plan.rec.DiskBytes); err != nil {
+			return errors.Join(err, draft.Discard())
+		}
+	}
+	at = times.add("prepare", at)
+	if err := s.pauseVM(ctx, l.vm); err != nil {
+		return errors.Join(err, draft.Discard())
+	}
+	at = times.add("pause", at)
+	saved, err := s.save(ctx, l, draft, plan, gen)
+	if err != nil {
 		return errors.Join(err, draft.Discard())
 	}
 	at = times.add("save", at)
-	snap, err := draft.Publish(plan.manifest)
+	snap, err := draft.Publish(gen.manifest, gen.sums(saved))
 	if err != nil {
 		return errors.Join(err, draft.Discard())
 	}
 	times.add("publish", at)
 	size := snap.AllocatedBytes()
-	err = s.step(op, func() error { return s.paused(plan.manifest.Generation, size, times) })
+	err = s.step(op, func() error { return s.paused(l, plan, size, times) })
 	if err != nil {
-		return errors.Join(err, snapcache.Remove(plan.dir))
+		return errors.Join(err, s.m.snaps.Remove(gen.dir))
 	}
 	return nil
 }
@@ -171,33 +204,58 @@ func (s *Sandbox) pauseVM(ctx context.Context, vm VM) error {
 	return nil
 }
 
-func (s *Sandbox) save(ctx context.Context, vm VM, draft *snapcache.Draft) error {
+// save has the VMM write. A save that the VMM refused has not changed the disk's top; after one that was not answered nobody knows.
+func (s *Sandbox) save(ctx context.Context, l *live, draft *snapcache.Draft, plan pausePlan, gen generationPlan) (*vmmpb.SaveResponse, error) {
 	budget, cancel := context.WithTimeout(ctx, s.m.cfg.Budgets.Save)
 	defer cancel()
-	req := &vmmpb.SaveRequest{Kind: vmmpb.SaveKind_SAVE_KIND_CUMULATIVE, State: draft.Path(stateFile), Memory: draft.Path(diffFile)}
-	if _, err := vm.Save(budget, req); err != nil {
-		return fmt.Errorf("save the VM: %w", err)
+	req := &vmmpb.SaveRequest{Kind: gen.kind, State: draft.Path(stateFile), Memory: draft.Path(gen.file)}
+	if plan.top != "" {
+		req.Tops = []string{s.paths.layer(plan.top)}
 	}
-	return nil
+	saved, err := l.vm.Save(budget, req)
+	if plan.top != "" {
+		_, refused := errors.AsType[*apierr.Error](err)
+		switch {
+		case err == nil:
+			l.tops++
+		case !refused:
+			l.unsure = true
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("save the VM: %w", err)
+	}
+	return saved, nil
 }
 
 // paused records a published generation. Owner only.
-func (s *Sandbox) paused(generation, size uint64, times phases) error {
+func (s *Sandbox) paused(l *live, plan pausePlan, size uint64, times phases) error {
 	err := s.move(transition{to: Paused, reason: s.rec.Reason, phases: times, change: func(r *store.Sandbox) {
-		r.Generation, r.EndAt, r.Proc = generation, now(), store.Proc{}
+		r.Generation, r.Layers, r.EndAt = plan.number, plan.layers, now()
+		if plan.top == "" {
+			r.Proc = store.Proc{}
+		}
 	}})
 	if err != nil {
 		return err
 	}
 	s.stopServing()
-	s.snapshotBytes, s.resident = size, 0
-	s.publish()
+	s.snapshotBytes = size
+	if plan.top == "" {
+		s.resident = 0
+		s.publish()
+	} else {
+		s.freeze(l, plan)
+	}
 	s.settlePausers(nil)
+	if plan.top != "" && s.op == nil {
+		s.wakeIfWanted()
+	}
 	return nil
 }
 
 // undoPause runs the VM on after a pause that failed before its snapshot was recorded.
-func (s *Sandbox) undoPause(op *operation, l *live, cause error) {
+func (s *Sandbox) undoPause(op *operation, l *live, plan pausePlan, cause error) {
 	if killed := s.step(op, func() error { return nil }); killed != nil {
 		s.do(func() { s.op = nil }) // the VM and the files are the kill's
 		return
@@ -205,6 +263,10 @@ func (s *Sandbox) undoPause(op *operation, l *live, cause error) {
 	ctx, cancel := context.WithTimeout(s.m.undying, s.m.cfg.Budgets.Pause)
 	defer cancel()
 	_, err := l.vm.Resume(ctx, &vmmpb.ResumeRequest{})
+	unused := plan.top != "" && l.tops == plan.tops && !l.unsure
+	if unused {
+		cause = errors.Join(cause, s.removeTop(plan.top))
+	}
 	s.do(func() {
 		if s.op != op {
 			return
@@ -217,7 +279,7 @@ func (s *Sandbox) undoPause(op *operation, l *live, cause error) {
 			s.bury(pauseEnd(l, cause, err))
 			return
 		}
-		s.runOn(l, cause)
+		s.runOn(l, plan, unused, cause)
 	})
 }
 
@@ -229,9 +291,13 @@ func pauseEnd(l *live, cause, err error) string {
 }
 
 // runOn makes a sandbox whose pause failed a running one again. Owner only.
-func (s *Sandbox) runOn(l *live, cause error) {
+func (s *Sandbox) runOn(l *live, plan pausePlan, unused bool, cause error) {
 	byDeadline := !now().Before(s.rec.EndAt)
-	s.settle(transition{to: Running, reason: "the pause failed and the sandbox goes on: " + cause.Error()})
+	s.settle(transition{to: Running, reason: "the pause failed and the sandbox goes on: " + cause.Error(), change: func(r *store.Sandbox) {
+		if unused {
+			r.Layers = plan.layers
+		}
+	}})
 	l.drained = nil
 	s.watchEnvd(l)
 	s.settlePausers(s.pauseError(cause))

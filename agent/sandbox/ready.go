@@ -15,6 +15,7 @@ type waiter struct {
 	since   time.Time
 	reason  string        // what a wake for it is recorded with
 	timeout time.Duration // asked for by a connect; 0 means the sandbox's own
+	cold    bool          // a wake for it boots anew and leaves the memory image alone
 	result  chan error    // capacity 1, written once
 }
 
@@ -26,10 +27,23 @@ func newWaiter(ctx context.Context, reason string, timeout time.Duration) *waite
 // is ready. timeout extends the deadline to at least now + timeout, and is the whole of it after a wake; 0 means the
 // sandbox's own. resumed says that it was not ready when the call came.
 func (s *Sandbox) Resume(ctx context.Context, timeout time.Duration) (v View, resumed bool, err error) {
+	return s.Wake(ctx, WakeRequest{Timeout: timeout})
+}
+
+// WakeRequest says how a sandbox is made ready.
+type WakeRequest struct {
+	Timeout time.Duration // see Resume
+	Cold    bool          // if it does not run and nobody else has woken it: boot it anew on its disk and leave its memory image alone
+}
+
+// Wake is Resume with all its choices.
+func (s *Sandbox) Wake(ctx context.Context, r WakeRequest) (v View, resumed bool, err error) {
+	timeout := r.Timeout
 	if timeout < 0 || timeout > maxTimeout {
 		return View{}, false, apierr.New(apierr.BadRequest, "timeout_seconds must be between 0 and %d", int64(maxTimeout/time.Second)).For(s.id)
 	}
 	w := newWaiter(ctx, "resumed by request", timeout)
+	w.cold = r.Cold
 	var refused error
 	ran := s.do(func() {
 		if s.usable() {
@@ -67,7 +81,7 @@ func (s *Sandbox) enlist(w *waiter) error {
 		if s.op != nil {
 			break // the last VM is being cleared away; opEnded wakes
 		}
-		if err := s.beginResume(w.reason, w.since); err != nil {
+		if err := s.beginResume(w); err != nil {
 			return err
 		}
 	default: // a start is under way, envd is being waited for, or a pause is under way after which opEnded wakes

@@ -28,7 +28,7 @@ func (m *Manager) reconcile() error {
 	for _, rec := range records {
 		known[rec.ID] = true
 		if !rec.RemovedAt.IsZero() {
-			if err := os.RemoveAll(m.dir(rec.ID)); err != nil {
+			if err := m.cfg.FS.RemoveAll(m.dir(rec.ID)); err != nil {
 				return fmt.Errorf("remove what is left of sandbox %s: %w", rec.ID, err)
 			}
 			continue
@@ -46,6 +46,7 @@ func (m *Manager) reconcile() error {
 		s.resolveEnd()
 		m.run(s)
 	}
+	m.loops.Go(m.watchMemory)
 	return nil
 }
 
@@ -85,7 +86,7 @@ func (m *Manager) endStrays() error {
 
 // awake makes the record of one sandbox true after the agent was away. It runs before the loop does and so is the owner.
 func (s *Sandbox) awake() {
-	if swept, err := snapcache.Sweep(s.paths.dir, genPrefix); err != nil {
+	if swept, err := s.m.snaps.Sweep(s.paths.dir, genPrefix); err != nil {
 		s.log.Warn().Err(err).Msg("sweep unpublished snapshots")
 	} else if len(swept) > 0 {
 		s.log.Info().Strs("removed", swept).Msg("unpublished snapshots")
@@ -124,7 +125,7 @@ func (s *Sandbox) awakeRunning() {
 func (s *Sandbox) removeLaterGenerations() error {
 	for _, n := range s.generations() {
 		if n > s.rec.Generation {
-			if err := snapcache.Remove(s.paths.generation(n)); err != nil {
+			if err := s.m.snaps.Remove(s.paths.generation(n)); err != nil {
 				return err
 			}
 		}
@@ -134,8 +135,8 @@ func (s *Sandbox) removeLaterGenerations() error {
 
 // awakePausing looks how far the pause came: a published snapshot is the truth, and otherwise the VM runs on.
 func (s *Sandbox) awakePausing() {
-	generation := s.rec.Generation + 1
-	if snap, err := snapcache.Load(s.paths.generation(generation)); err == nil {
+	generation := s.rec.NextGen - 1
+	if snap, err := s.load(generation); err == nil {
 		s.snapshotBytes = snap.AllocatedBytes()
 		s.settle(transition{to: Paused, reason: s.rec.Reason, change: func(r *store.Sandbox) {
 			r.Generation, r.Layers, r.EndAt, r.Proc = generation, snap.Manifest.Layers, now(), store.Proc{}
@@ -147,27 +148,53 @@ func (s *Sandbox) awakePausing() {
 		s.lost(err)
 		return
 	}
-	s.settle(transition{to: Running, reason: "the pause was " + interrupted + "; the sandbox goes on"})
+	s.settle(transition{to: Running, reason: "the pause was " + interrupted + "; the sandbox goes on", change: s.withoutUnmadeTop})
 	s.takeOver(vm)
 }
 
-// awakeResuming goes back to the snapshot: nothing has been served in the incarnation that was being started.
-func (s *Sandbox) awakeResuming() {
-	s.settle(transition{to: Paused, reason: "the resume was " + interrupted, change: func(r *store.Sandbox) {
-		r.Layers, r.Proc = r.Layers[:max(0, len(r.Layers)-1)], store.Proc{}
-	}})
-	s.awakePaused()
+// withoutUnmadeTop drops a top that was to be made for a pause and is not there. One that is there may be what the VM writes to.
+func (s *Sandbox) withoutUnmadeTop(r *store.Sandbox) {
+	last := len(r.Layers) - 1
+	if _, err := os.Stat(s.paths.layer(r.Layers[last])); errors.Is(err, fs.ErrNotExist) && last > 0 {
+		r.Layers = r.Layers[:last]
+	}
 }
 
-// awakePaused looks whether the snapshot is there.
+// awakeResuming goes back to what it was: nothing has been served in the incarnation that was being started. It was paused if its
+// disk is that of the newest snapshot, and else a run had ended after that.
+func (s *Sandbox) awakeResuming() {
+	to, before := Paused, s.rec.Layers[:max(0, len(s.rec.Layers)-1)]
+	if snap, err := snapcache.Manifested(s.paths.generation(s.rec.Generation)); err != nil || !slices.Equal(snap.Layers, before) {
+		to = Stopped
+	}
+	s.settle(transition{to: to, reason: "the resume was " + interrupted, change: func(r *store.Sandbox) {
+		r.Layers, r.Proc = before, store.Proc{}
+	}})
+	if to == Paused {
+		s.awakePaused()
+	}
+}
+
+// awakePaused looks whether there is a snapshot to wake from. A VM that was kept frozen is a stray now.
 func (s *Sandbox) awakePaused() {
-	snap, err := snapcache.Load(s.paths.generation(s.rec.Generation))
-	if err != nil {
-		s.settle(transition{to: Failed, reason: "its snapshot cannot be used: " + err.Error()})
+	usable, cause := false, error(nil)
+	for _, rung := range s.ladder() {
+		snap, err := s.load(rung.generation)
+		if err == nil {
+			s.snapshotBytes, usable = snap.AllocatedBytes(), true
+			break
+		}
+		s.log.Error().Err(err).Uint64("generation", rung.generation).Msg("a snapshot of a paused sandbox cannot be used")
+		cause = errors.Join(cause, err)
+	}
+	if !usable {
+		s.settle(transition{to: Failed, reason: "its snapshot cannot be used: " + cause.Error()})
+	}
+	if s.rec.Proc == (store.Proc{}) {
+		s.publish()
 		return
 	}
-	s.snapshotBytes = snap.AllocatedBytes()
-	s.publish()
+	s.tierEvent(interrupted)
 }
 
 // lost says what became of a VM that is not there any more.
@@ -222,7 +249,8 @@ func (s *Sandbox) takeOver(vm VM) {
 	}
 	s.setEnvd(EnvdStatus{State: Starting, Version: s.rec.EnvdVersion}, "the agent was restarted", nil)
 	s.serve(&live{
-		vm: vm, guest: s.m.cfg.Guests(s.m.cfg.VMMs.VsockSocket(s.id)), incarnation: s.rec.Incarnation, done: make(chan struct{}),
+		unsure: true, // a pause may have been cut short
+		vm:     vm, guest: s.m.cfg.Guests(s.m.cfg.VMMs.VsockSocket(s.id)), incarnation: s.rec.Incarnation, done: make(chan struct{}),
 	})
 	s.armAt(s.rec.EndAt)
 }

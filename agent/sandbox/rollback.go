@@ -80,6 +80,9 @@ func (s *Sandbox) askRollback(ctx context.Context, r *rollback) error {
 		}
 	case Pausing:
 	default:
+		if s.frozen != nil {
+			s.demote("it is rolled back")
+		}
 		if s.op == nil {
 			s.rollback = r
 			s.beginRollback()
@@ -101,9 +104,12 @@ func (s *Sandbox) failRollback(failure *apierr.Error) {
 // beginRollback makes the snapshot the newest generation. Owner only; nothing runs and no operation is under way.
 func (s *Sandbox) beginRollback() {
 	r := s.rollback
-	generation := s.rec.Generation + 1
+	generation := s.rec.NextGen
 	layers := layerNames(len(r.snap.Manifest.Layers), s.rec.NextLayer)
-	err := s.amend(func(rec *store.Sandbox) { rec.NextLayer += uint64(len(layers)) }) // none is ever used twice
+	err := s.amend(func(rec *store.Sandbox) { // none is ever used twice
+		rec.NextLayer += uint64(len(layers))
+		rec.NextGen++
+	})
 	if err != nil {
 		s.rollbackEnded(r, fmt.Errorf("record the new layers: %w", err))
 		return

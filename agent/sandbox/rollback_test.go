@@ -98,8 +98,11 @@ func TestRollbackOfWhatDoesNotRunAnyMore(t *testing.T) {
 	r.wantMemory("i1", "first")
 
 	r.pause(s)
-	if err := os.Truncate(s.paths.generation(s.View().Generation)+"/"+stateFile, 0); err != nil {
-		t.Fatal(err)
+	r.untilTidied(s)
+	for _, n := range s.generations() {
+		if err := os.Remove(s.paths.generation(n) + "/" + stateFile); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, _, err := s.Resume(r.ctx(), 0); !isCode(err, apierr.SandboxBroken) {
 		t.Fatalf("resume of a damaged one: %v", err)

@@ -34,6 +34,7 @@ type Sandbox struct {
 
 	op       *operation // the one under way, nil if none
 	live     *live      // the VM that serves, nil if none
+	frozen   *frozen    // the VM that is kept after a pause, nil if none
 	vm       VM         // the process, also while it is being started; nil if there is none
 	waiters  []*waiter  // want it ready
 	pausers  []chan error

@@ -46,6 +46,23 @@ type Guest interface {
 	Probe(ctx context.Context, incarnation uint64) (time.Duration, error)
 	// Dial wraps guest.ErrClosed when the guest refused.
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
+	// ListenHello must be called before the guest boots.
+	ListenHello() (Hello, error)
+}
+
+// Hello is the first sign of life of a guest that boots.
+type Hello interface {
+	// Wait returns the guest's boot id.
+	Wait(ctx context.Context) (string, error)
+	Close()
+}
+
+// Memory is that of the host. *pressure.Host is one.
+type Memory interface {
+	// Available returns the bytes that can be used without swapping.
+	Available() (uint64, error)
+	// Watch calls short whenever the host runs short of memory, until ctx ends.
+	Watch(ctx context.Context, short func())
 }
 
 // Contact is the open control connection to envd.
@@ -68,6 +85,10 @@ type Layers interface {
 	Create(path string, virtualSize uint64) error
 	// Merge writes one new layer, durable, with the contents of several, oldest first.
 	Merge(ctx context.Context, dst string, layers []string) error
+	// Check refuses a layer that is not what it was when it was sealed. It reads one whole only if something has written to it since.
+	Check(path string) error
+	// Seal adds checksums to a layer that nobody writes any more. One that cannot be sealed now is no error.
+	Seal(ctx context.Context, path string) error
 	// Free returns the bytes free for the agent on path's file system.
 	Free(path string) (uint64, error)
 }

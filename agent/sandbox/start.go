@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"torpor/agent/guest"
@@ -28,9 +29,9 @@ type startPlan struct {
 	template    *template.Template // nil: looked up by digest
 	digest      string
 	from        VMState             // what it was; empty for a create
-	generation  uint64              // 0: start from the template itself
-	origin      *snapcache.Snapshot // what the generation is to be made from first; nil: it is there
-	frozen      []string            // layers below the new top; nil with a generation: those of its manifest
+	frozen      *frozen             // the VM that is still there; nil if there is none
+	sources     []source            // tried in order
+	origin      *snapcache.Snapshot // what the generation of the only source is to be made from first; nil: it is there
 	top         string
 	diskBytes   uint64
 	incarnation uint64
@@ -40,44 +41,54 @@ type startPlan struct {
 
 // beginCreate records the sandbox and starts it from a template, or from a snapshot, which becomes its first generation. Owner only.
 func (s *Sandbox) beginCreate(from origin, queued time.Time) error {
-	reason, frozen, generation := "created from template "+from.template.ID, []string{}, uint64(0)
+	reason, below, generation := "created from template "+from.template.ID, []string{}, uint64(0)
 	if from.snap != nil {
 		reason = "created from a snapshot of sandbox " + from.snap.Manifest.Owner
-		frozen, generation = layerNames(len(from.snap.Manifest.Layers), s.rec.NextLayer), 1
+		below, generation = layerNames(len(from.snap.Manifest.Layers), s.rec.NextLayer), s.rec.NextGen
 	}
 	err := s.move(transition{to: Creating, reason: reason, change: func(r *store.Sandbox) {
 		r.Incarnation++
-		r.NextLayer += uint64(len(frozen))
-		r.Layers, r.NextLayer = append(slices.Clone(frozen), layerName(r.NextLayer)), r.NextLayer+1
+		r.NextLayer += uint64(len(below))
+		r.Layers, r.NextLayer = append(slices.Clone(below), layerName(r.NextLayer)), r.NextLayer+1
 		r.Generation, r.Proc = generation, store.Proc{}
+		r.NextGen = generation + 1
 	}})
 	if err != nil {
 		return err
 	}
 	plan := s.plan(queued)
-	plan.template, plan.frozen, plan.generation, plan.origin = from.template, frozen, generation, from.snap
+	plan.template, plan.origin, plan.sources = from.template, from.snap, []source{{mode: ModeNone, generation: generation, layers: below}}
 	s.begin(func(ctx context.Context, op *operation) { s.runStart(ctx, op, plan) })
 	return nil
 }
 
-// beginResume starts the sandbox from its newest snapshot. Owner only.
-func (s *Sandbox) beginResume(reason string, queued time.Time) error {
+// beginResume starts the sandbox from what it slept with, or from its disk alone if the waiter asks for that. Owner only.
+func (s *Sandbox) beginResume(w *waiter) error {
 	if s.m.ctx.Err() != nil {
 		return errDraining.For(s.id)
 	}
-	if s.rec.Generation == 0 {
-		return s.fail(apierr.SandboxBroken, "the sandbox is %s (%s) and has no snapshot to resume from; kill it and create a new one", s.rec.State, s.rec.Reason)
+	from, cold, asleep, reason := s.state(), w.cold, s.frozen, w.reason
+	var sources []source
+	switch {
+	case cold:
+		sources = []source{{mode: ModeCold, layers: slices.Clone(s.rec.Layers)}}
+		reason += "; with its disk only, as asked"
+	case s.rec.Generation == 0:
+		return s.fail(apierr.SandboxBroken, "the sandbox is %s (%s) and has no snapshot to resume from; "+
+			"resume it with memory:false to boot it anew on its disk, or kill it", s.rec.State, s.rec.Reason)
+	default:
+		sources = s.ladder()
 	}
-	from := s.state()
-	if from != Paused {
+	if from != Paused && !cold {
 		reason = fmt.Sprintf("%s; back to snapshot %d, since the run after it ended: %s", reason, s.rec.Generation, s.rec.Reason)
 	}
-	var frozen []string
-	if from == Paused {
-		frozen = slices.Clone(s.rec.Layers) // some may be merged since the manifest was written
-	}
+	thaws := asleep != nil && !cold
 	err := s.move(transition{to: Resuming, reason: reason, change: func(r *store.Sandbox) {
 		r.Incarnation++
+		if thaws {
+			r.Layers = append(r.Layers, asleep.top)
+			return
+		}
 		r.Layers = append(r.Layers, layerName(r.NextLayer))
 		r.NextLayer++
 		r.Proc = store.Proc{}
@@ -85,8 +96,12 @@ func (s *Sandbox) beginResume(reason string, queued time.Time) error {
 	if err != nil {
 		return err
 	}
-	plan := s.plan(queued)
-	plan.from, plan.generation, plan.frozen = from, s.rec.Generation, frozen
+	plan := s.plan(w.since)
+	plan.from, plan.frozen, plan.sources = from, asleep, sources
+	if asleep != nil {
+		asleep.stop()
+		s.frozen = nil
+	}
 	s.begin(func(ctx context.Context, op *operation) { s.runStart(ctx, op, plan) })
 	return nil
 }
@@ -113,18 +128,78 @@ func (s *Sandbox) greeting() *guestpb.HandshakeRequest {
 func (s *Sandbox) runStart(ctx context.Context, op *operation, plan startPlan) {
 	times := phases{}
 	times.add("queue", plan.queued)
-	l, err := s.bringUp(ctx, op, &plan, times)
+	l, from, err := s.climb(ctx, op, &plan, times)
 	times.add("total", plan.queued)
 	if err == nil {
-		if err = s.step(op, func() error { return s.started(l, plan, times) }); err == nil {
+		if err = s.step(op, func() error { return s.started(l, plan, from, times) }); err == nil {
 			return
 		}
 		l.contact.Close()
 		err = errors.Join(err, s.tearDown(l.vm))
 	}
-	err = errors.Join(because(ctx, err), s.removeTop(plan))
+	err = errors.Join(because(ctx, err), s.removeTop(plan.top))
 	s.do(func() { s.startFailed(op, plan, err) })
 }
+
+// outcome is what a VM was brought up from, and why not from something better.
+type outcome struct {
+	source
+	instead []string
+}
+
+// climb tries what the sandbox can start from, best first. It goes on to the next only when one is damaged: whatever else
+// goes wrong may go right when it is tried again. On error there is no VM left.
+func (s *Sandbox) climb(ctx context.Context, op *operation, plan *startPlan, times phases) (*live, outcome, error) {
+	var to outcome
+	l, err := s.wakeFrozen(ctx, op, plan, times)
+	switch {
+	case l != nil:
+		to.source = source{mode: ModeFrozen, layers: plan.frozen.layers}
+		return l, to, nil
+	case err != nil && (ctx.Err() != nil || isKilled(err)):
+		return nil, to, err
+	case err != nil:
+		to.instead = append(to.instead, "its frozen VM could not be woken: "+err.Error())
+	}
+	at := time.Now()
+	t, err := s.templateOf(ctx, plan)
+	if err != nil {
+		return nil, to, err
+	}
+	times.add("template", at)
+	if plan.origin != nil {
+		if err := s.plantOrigin(plan); err != nil {
+			return nil, to, err
+		}
+	}
+	var failures []error
+	for _, from := range plan.sources {
+		l, err := s.bringUp(ctx, op, plan, t, &from, times)
+		if err == nil {
+			to.source = from
+			return l, to, nil
+		}
+		failures = append(failures, err)
+		if ctx.Err() != nil || !damaged(err) {
+			break
+		}
+		s.log.Error().Err(err).Stringer("source", from).Msg("a start found its source damaged")
+		to.instead = append(to.instead, err.Error())
+	}
+	return nil, to, errors.Join(failures...)
+}
+
+// plantOrigin makes the generation that a new sandbox starts from.
+func (s *Sandbox) plantOrigin(plan *startPlan) error {
+	snap, err := s.plant(plan.origin, plan.sources[0].generation, plan.sources[0].layers)
+	if err != nil {
+		return err
+	}
+	s.do(func() { s.snapshotBytes = snap.AllocatedBytes() })
+	return nil
+}
+
+func isKilled(err error) bool { return errors.Is(err, errKilled) }
 
 // because puts the reason an operation was cancelled for, if it was, before what that led to.
 func because(ctx context.Context, err error) error {
@@ -135,22 +210,23 @@ func because(ctx context.Context, err error) error {
 }
 
 // removeTop removes the layer a failed start made: nothing of use has been written to it.
-func (s *Sandbox) removeTop(plan startPlan) error {
-	if err := os.RemoveAll(s.paths.layer(plan.top)); err != nil {
+func (s *Sandbox) removeTop(top string) error {
+	if err := s.m.cfg.FS.Remove(s.paths.layer(top)); err != nil {
 		return fmt.Errorf("remove the new disk layer: %w", err)
 	}
 	return nil
 }
 
-// bringUp does the work of a start. On error the VM it started is gone.
-func (s *Sandbox) bringUp(ctx context.Context, op *operation, plan *startPlan, times phases) (_ *live, err error) {
+// bringUp does the work of a start from one source. On error the VM it started is gone.
+func (s *Sandbox) bringUp(ctx context.Context, op *operation, plan *startPlan, t *template.Template, from *source, times phases) (_ *live, err error) {
 	at := time.Now()
-	req, err := s.restoreRequest(ctx, plan)
+	start, err := s.prepare(t, plan, from)
 	if err != nil {
 		return nil, err
 	}
 	at = times.add("prepare", at)
 
+	s.m.makeRoom(s.id, t.MemoryBytes)
 	vm, err := s.startVMM(ctx, op)
 	if err != nil {
 		return nil, err
@@ -162,10 +238,10 @@ func (s *Sandbox) bringUp(ctx context.Context, op *operation, plan *startPlan, t
 	}()
 	at = times.add("vmmStart", at)
 
-	if err := s.restore(ctx, vm, req); err != nil {
+	l := &live{vm: vm, guest: s.m.cfg.Guests(s.m.cfg.VMMs.VsockSocket(s.id)), incarnation: plan.incarnation, done: make(chan struct{})}
+	if at, err = start(ctx, l, times, at); err != nil {
 		return nil, err
 	}
-	at = times.add("restore", at)
 	err = s.step(op, func() error {
 		s.setEnvd(s.envd.as(Starting), "the VM runs", nil)
 		return nil
@@ -173,12 +249,55 @@ func (s *Sandbox) bringUp(ctx context.Context, op *operation, plan *startPlan, t
 	if err != nil {
 		return nil, err
 	}
-
-	l := &live{vm: vm, guest: s.m.cfg.Guests(s.m.cfg.VMMs.VsockSocket(s.id)), incarnation: plan.incarnation, done: make(chan struct{})}
 	if err := s.greet(ctx, l, plan.handshake, times, at); err != nil {
 		return nil, err
 	}
 	return l, nil
+}
+
+// starter makes the machine of a VMM and has it run.
+type starter func(ctx context.Context, l *live, times phases, at time.Time) (time.Time, error)
+
+// prepare makes the new top layer and names every file of the start.
+func (s *Sandbox) prepare(t *template.Template, plan *startPlan, from *source) (starter, error) {
+	top := s.paths.layer(plan.top)
+	if from.mode == ModeCold {
+		req, err := s.bootRequest(t, from, top)
+		if err == nil {
+			err = s.makeTop(plan.top, plan.diskBytes)
+		}
+		return func(ctx context.Context, l *live, times phases, at time.Time) (time.Time, error) {
+			return s.boot(ctx, l, req, times, at)
+		}, err
+	}
+	req, err := s.restoreRequest(t, from, top)
+	if err == nil {
+		err = s.makeTop(plan.top, plan.diskBytes)
+	}
+	return func(ctx context.Context, l *live, times phases, at time.Time) (time.Time, error) {
+		if err := s.restore(ctx, l.vm, req); err != nil {
+			return at, err
+		}
+		return times.add("restore", at), nil
+	}, err
+}
+
+// makeTop makes an empty disk layer. What it is in becomes durable with it: what a guest syncs must be found again.
+func (s *Sandbox) makeTop(name string, diskBytes uint64) error {
+	files, top := s.m.cfg.FS, s.paths.layer(name)
+	if _, err := os.Stat(s.paths.layers()); err != nil {
+		err := errors.Join(files.Mkdir(s.paths.layers()), files.SyncDir(s.paths.dir), files.SyncDir(s.m.cfg.Dir))
+		if err != nil {
+			return fmt.Errorf("make the layer directory: %w", err)
+		}
+	}
+	if err := files.Remove(top); err != nil { // left by a start of the same number that was cut short
+		return fmt.Errorf("make the disk layer: %w", err)
+	}
+	if err := s.m.cfg.Layers.Create(top, diskBytes); err != nil {
+		return fmt.Errorf("make the disk layer: %w", err)
+	}
+	return nil
 }
 
 // startVMM starts the process and has it recorded before anything else happens with it.
@@ -198,63 +317,6 @@ func (s *Sandbox) startVMM(ctx context.Context, op *operation) (VM, error) {
 		return nil, errors.Join(err, s.tearDown(vm))
 	}
 	return vm, nil
-}
-
-// restoreRequest makes the new top layer and names every file of the start.
-func (s *Sandbox) restoreRequest(ctx context.Context, plan *startPlan) (*vmmpb.RestoreRequest, error) {
-	t := plan.template
-	if t == nil {
-		var err error
-		if t, err = s.m.cfg.Templates.ByDigest(ctx, plan.digest); err != nil {
-			return nil, err
-		}
-	}
-	if plan.origin != nil {
-		snap, err := s.plant(plan.origin, plan.generation, plan.frozen)
-		if err != nil {
-			return nil, err
-		}
-		s.do(func() { s.snapshotBytes = snap.AllocatedBytes() })
-	}
-	req := &vmmpb.RestoreRequest{
-		State: t.Snapshot.Path(template.StateFile), BaseMemory: t.Snapshot.Path(template.MemoryFile), WorkingSet: t.WorkingSet(),
-	}
-	if plan.generation > 0 {
-		snap, err := snapcache.Load(s.paths.generation(plan.generation))
-		if err != nil {
-			return nil, err
-		}
-		if snap.Manifest.Parent != t.Digest {
-			return nil, apierr.New(apierr.SandboxBroken, "snapshot %d builds on template %s, not on %s", plan.generation, snap.Manifest.Parent, t.Digest)
-		}
-		if err := snap.Verify(stateFile); err != nil { // small; the memory's chunks are checked by the VMM as it reads them
-			return nil, err
-		}
-		req.State, req.MemoryLayers = snap.Path(stateFile), []string{snap.Path(diffFile)}
-		if plan.frozen == nil {
-			plan.frozen = snap.Manifest.Layers
-		}
-	}
-	if err := os.MkdirAll(s.paths.layers(), 0o700); err != nil {
-		return nil, fmt.Errorf("make the layer directory: %w", err)
-	}
-	top := s.paths.layer(plan.top)
-	if err := os.RemoveAll(top); err != nil { // left by a start of the same number that was cut short
-		return nil, fmt.Errorf("make the disk layer: %w", err)
-	}
-	if err := s.m.cfg.Layers.Create(top, plan.diskBytes); err != nil {
-		return nil, fmt.Errorf("make the disk layer: %w", err)
-	}
-	layers := []string{t.Layer()}
-	for _, l := range plan.frozen {
-		if _, err := os.Stat(s.paths.layer(l)); err != nil {
-			return nil, &snapcache.PartError{Dir: s.paths.dir, Part: l, Reason: "the disk layer cannot be read: " + err.Error()}
-		}
-		layers = append(layers, s.paths.layer(l))
-	}
-	req.Machine = t.Machine(layers, top, &vmmpb.Vsock{Cid: guestCID},
-		&vmmpb.Console{Enabled: true, Log: s.paths.console(), MaxBytes: consoleBytes})
-	return req, nil
 }
 
 func (s *Sandbox) restore(ctx context.Context, vm VM, req *vmmpb.RestoreRequest) error {
@@ -288,14 +350,12 @@ func (s *Sandbox) greet(ctx context.Context, l *live, req *guestpb.HandshakeRequ
 }
 
 // started makes a VM whose envd is ready the one that serves. Owner only.
-func (s *Sandbox) started(l *live, plan startPlan, times phases) error {
+func (s *Sandbox) started(l *live, plan startPlan, from outcome, times phases) error {
 	begun := now()
 	envd := l.ready()
-	err := s.move(transition{to: Running, reason: "ready", phases: times, envd: &envd, change: func(r *store.Sandbox) {
+	err := s.move(transition{to: Running, reason: from.ready(), phases: times, envd: &envd, change: func(r *store.Sandbox) {
 		r.StartedAt, r.EndAt = begun, begun.Add(s.wanted())
-		if plan.from == Stopped || plan.from == Failed {
-			r.Layers = append(slices.Clone(plan.frozen), plan.top) // the layers of the run that ended are dropped
-		}
+		from.began(r, plan.top) // after a run that ended its layers are dropped here
 		r.EnvdVersion = envd.Version
 	}})
 	if err != nil {
@@ -307,6 +367,18 @@ func (s *Sandbox) started(l *live, plan startPlan, times phases) error {
 	s.settleWaiters(nil)
 	s.tidy()
 	return nil
+}
+
+// ready says what a start began from: nobody shall take a machine for another than it is.
+func (o outcome) ready() string {
+	reason := "ready"
+	if o.mode != ModeNone {
+		reason += "; resumed from: " + o.String()
+	}
+	if len(o.instead) > 0 {
+		reason += ", since " + strings.Join(o.instead, "; and ")
+	}
+	return reason
 }
 
 // startFailed ends a start that has been undone. Owner only.
@@ -342,8 +414,12 @@ func (s *Sandbox) startError(cause error) *apierr.Error {
 	switch {
 	case errors.Is(cause, errDraining):
 		return errDraining.For(s.id)
-	case errors.Is(cause, snapcache.ErrCorrupt), errors.Is(cause, snapcache.ErrNotExist), errors.Is(cause, snapcache.ErrVersion):
+	case errors.Is(cause, errTemplate):
 		return s.fail(apierr.SandboxBroken, "%w", cause)
+	case errors.Is(cause, snapcache.ErrCorrupt), errors.Is(cause, snapcache.ErrNotExist), errors.Is(cause, snapcache.ErrVersion):
+		return s.fail(apierr.SandboxBroken, "%w; resume it with memory:false to boot it anew on its disk", cause)
+	case errors.As(cause, &known) && known.Code == apierr.SandboxBroken:
+		return s.fail(apierr.SandboxBroken, "%w; resume it with memory:false to boot it anew on its disk", cause)
 	case errors.As(cause, &known) && known.Code != apierr.Internal:
 		return s.fail(known.Code, "%w", cause)
 	case s.envd.State == Starting:

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,14 +16,17 @@ import (
 // maxChain is how many own layers a disk may have below its top before they are merged: reads look into every one.
 const maxChain = 4
 
-// tidy removes what the resume that just succeeded made superfluous and bounds the layer chain, beside the running sandbox.
-// Owner only.
+// tidy bounds what the sandbox takes, beside whatever it does: it removes the files that nothing needs any more, seals disk
+// layers that are not written any more, and merges layers when they are too many. Owner only.
 func (s *Sandbox) tidy() {
+	if s.m.ctx.Err() != nil {
+		return
+	}
 	if s.tidying != nil {
 		select {
 		case <-s.tidying.done:
 		default:
-			return // the next resume will do
+			return // the next pause or resume will do
 		}
 	}
 	s.tidying = s.goTask(func(ctx context.Context) {
@@ -39,35 +43,47 @@ func (s *Sandbox) clearUp(ctx context.Context) error {
 	if err := s.removeUnusedLayers(); err != nil {
 		return err
 	}
-	return s.mergeLayers(ctx)
+	if err := s.mergeLayers(ctx); err != nil {
+		return err
+	}
+	return s.sealLayers(ctx)
 }
 
-// removeOldGenerations removes the generations before the newest, which has been resumed once and so is known to be good.
+// removeOldGenerations removes those that have been replaced.
 func (s *Sandbox) removeOldGenerations() error {
-	newest := s.View().Generation
-	for _, n := range s.generations() {
-		if n < newest {
-			if err := snapcache.Remove(s.paths.generation(n)); err != nil {
-				return err
-			}
+	all := s.generations()
+	var gone []uint64
+	s.do(func() {
+		if s.state() != Pausing { // then one is in the making that the record does not count yet
+			gone = superfluous(all, s.rec.Base, s.rec.Generation)
+		}
+	})
+	for _, n := range gone {
+		if err := s.m.snaps.Remove(s.paths.generation(n)); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// generations lists the numbers of the generations on the disk.
-func (s *Sandbox) generations() []uint64 {
-	entries, err := os.ReadDir(s.paths.dir)
-	if err != nil {
-		return nil
-	}
-	var all []uint64
-	for _, e := range entries {
-		if n, ok := generationOf(e.Name()); ok {
-			all = append(all, n)
+// sealLayers gives the layers below the top checksums of what is in them, so that damage to them can be told.
+func (s *Sandbox) sealLayers(ctx context.Context) error {
+	var layers []string
+	s.do(func() {
+		layers = slices.Clone(s.rec.Layers)
+		switch {
+		case s.state() == Running && !s.live.unsure:
+			layers = layers[:len(layers)-1]
+		case s.state() != Paused:
+			layers = nil
+		}
+	})
+	for _, l := range layers {
+		if err := s.m.cfg.Layers.Seal(ctx, s.paths.layer(l)); err != nil {
+			return err
 		}
 	}
-	return all
+	return nil
 }
 
 // removeUnusedLayers removes the layer files that neither the record nor a generation names. The files are listed before the
@@ -78,21 +94,30 @@ func (s *Sandbox) removeUnusedLayers() error {
 		return fmt.Errorf("list the layers: %w", err)
 	}
 	used := map[string]bool{}
-	if !s.do(func() { mark(used, s.rec.Layers) }) {
+	known := s.do(func() {
+		mark(used, s.rec.Layers)
+		if s.frozen != nil {
+			mark(used, []string{s.frozen.top})
+		}
+	})
+	if !known {
 		return nil
 	}
 	for _, n := range s.generations() {
-		snap, err := snapcache.Load(s.paths.generation(n))
+		snap, err := snapcache.Manifested(s.paths.generation(n))
+		if errors.Is(err, snapcache.ErrNotExist) {
+			continue // removed meanwhile, or never published
+		}
 		if err != nil {
 			return fmt.Errorf("which layers snapshot %d needs is unknown: %w", n, err)
 		}
-		mark(used, snap.Manifest.Layers)
+		mark(used, snap.Layers)
 	}
 	for _, f := range files {
 		if used[f.Name()] || !strings.HasSuffix(f.Name(), layerSuffix) {
 			continue
 		}
-		if err := os.Remove(filepath.Join(s.paths.layers(), f.Name())); err != nil {
+		if err := s.m.cfg.FS.Remove(filepath.Join(s.paths.layers(), f.Name())); err != nil {
 			return fmt.Errorf("remove an unused layer: %w", err)
 		}
 	}
@@ -112,7 +137,7 @@ func (s *Sandbox) mergeLayers(ctx context.Context) error {
 	var merged string
 	var err error
 	ran := s.do(func() {
-		if s.state() != Running || len(s.rec.Layers) <= maxChain+1 || s.live.unsure {
+		if s.state() != Running || s.live.unsure || len(s.rec.Layers) <= maxChain+1 {
 			return
 		}
 		old, merged = slices.Clone(s.rec.Layers[:len(s.rec.Layers)-1]), layerName(s.rec.NextLayer)
@@ -129,8 +154,8 @@ func (s *Sandbox) mergeLayers(ctx context.Context) error {
 		return fmt.Errorf("merge %d layers: %w", len(old), err)
 	}
 	s.do(func() {
-		if len(s.rec.Layers) < len(old) || !slices.Equal(s.rec.Layers[:len(old)], old) || s.state() == Stopping {
-			return // the chain is another by now; the merged file will be found unused
+		if s.state() != Running || len(s.rec.Layers) < len(old) || !slices.Equal(s.rec.Layers[:len(old)], old) {
+			return // the chain is another by now, or about to be one generation's; the merged file will be found unused
 		}
 		err = s.amend(func(r *store.Sandbox) { r.Layers = append([]string{merged}, r.Layers[len(old):]...) })
 	})

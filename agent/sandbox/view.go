@@ -31,6 +31,7 @@ type View struct {
 	ResidentBytes uint64
 	SnapshotBytes uint64
 	LayerBytes    uint64
+	Tier          string // live | frozen | disk
 }
 
 // VM returns the VM's state.
@@ -52,7 +53,7 @@ func (s *Sandbox) View() View {
 
 // publish makes the owner's fields visible. Owner only.
 func (s *Sandbox) publish() {
-	v := &View{Sandbox: s.rec.Clone(), Envd: s.envd, ResidentBytes: s.resident, SnapshotBytes: s.snapshotBytes}
+	v := &View{Sandbox: s.rec.Clone(), Envd: s.envd, ResidentBytes: s.resident, SnapshotBytes: s.snapshotBytes, Tier: s.tier()}
 	v.Token, v.Env = "", nil // secrets stay inside
 	s.view.Store(v)
 	s.m.hub.changed(s.id)

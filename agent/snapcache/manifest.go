@@ -73,12 +73,14 @@ type File struct {
 type Sum struct {
 	CRC32C string `json:"crc32c,omitempty"` // see checksum
 	SHA256 string `json:"sha256,omitempty"` // of the whole file
+	Layer  string `json:"layer,omitempty"`  // digest of a memory layer (vmm/snapshot): of header and table, which has a checksum of every run
+	Flat   string `json:"flat,omitempty"`   // digest of a flat memory (vmm/snapshot): of the checksums of its chunks
 }
 
 // known reports whether there is exactly one sum.
 func (s Sum) known() bool {
 	n := 0
-	for _, sum := range []string{s.CRC32C, s.SHA256} {
+	for _, sum := range []string{s.CRC32C, s.SHA256, s.Layer, s.Flat} {
 		if sum != "" {
 			n++
 		}
@@ -172,7 +174,7 @@ func plain(name string) bool {
 func readManifest(dir string) (Manifest, error) {
 	f, err := os.Open(filepath.Join(dir, manifestName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return Manifest{}, fmt.Errorf("snapshot %s: %w", filepath.Base(dir), ErrNotExist)
+		return Manifest{}, fmt.Errorf("snapshot %s: %s is missing: %w", filepath.Base(dir), manifestName, ErrNotExist)
 	}
 	if err != nil {
 		return Manifest{}, fmt.Errorf("snapshot %s: %w", filepath.Base(dir), err)

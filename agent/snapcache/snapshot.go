@@ -50,6 +50,9 @@ func Allocated(path string) uint64 {
 	return uint64(info.Size())
 }
 
+// Manifested reads the manifest of the snapshot in dir alone. Errors are ErrNotExist, ErrVersion or ErrCorrupt.
+func Manifested(dir string) (Manifest, error) { return readManifest(dir) }
+
 // Load reads the manifest of the snapshot in dir and checks that every file is there in its size. Contents are checked by
 // Verify. Errors are ErrNotExist, ErrVersion or ErrCorrupt (as *PartError).
 func Load(dir string) (*Snapshot, error) {

@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"time"
+
+	"torpor/agent/durable"
 )
 
 // Untouched is the time of modification that a published file is given. Whatever writes to it afterwards changes that, and so a
@@ -28,7 +30,10 @@ func (s *Snapshot) Check(names ...string) error {
 		if info.ModTime().Equal(Untouched) && info.Size() == f.Size {
 			return nil
 		}
-		return s.verifyFile(f)
+		if err := s.verifyFile(f); err != nil {
+			return err
+		}
+		return durable.OS{}.Stamp(s.Path(f.Name), Untouched)
 	})
 }
 
@@ -64,17 +69,21 @@ func (s *Snapshot) verifyFile(want File) error {
 	return nil
 }
 
-// of works out the same kind of sum of a file.
+// of works out the same kind of sum of a file. A memory layer, which holds checksums itself, is compared with those as well.
 func (s Sum) of(f *os.File) (Sum, error) {
 	switch {
 	case s.SHA256 != "":
 		h := sha256.New()
 		_, err := io.Copy(h, f)
 		return Sum{SHA256: hex.EncodeToString(h.Sum(nil))}, err
+	case s.Layer != "":
+		return layerSum(f)
+	case s.Flat != "":
+		return flatSum(f)
 	default:
 		sum, err := checksum(f)
 		return Sum{CRC32C: sum}, err
 	}
 }
 
-func (s Sum) String() string { return s.CRC32C + s.SHA256 }
+func (s Sum) String() string { return s.CRC32C + s.SHA256 + s.Layer + s.Flat }

@@ -36,6 +36,10 @@ type Sandbox struct {
 
 	Incarnation uint64   // counts every start of the VM, never reused
 	Generation  uint64   // of the newest published snapshot, 0 = none
+	NextGen     uint64   // number of the next one, never reused
+	Base        uint64   // generation that the VM was restored from, 0 = none: from the template, or booted
+	Booted      bool     // the VM was booted, not restored: its memory builds on nothing
+	ResumeMode  string   // what the VM began from: none | frozen | memory | previous | cold
 	Layers      []string // own disk layers, file names, oldest first
 	NextLayer   uint64   // number of the next layer file, never reused
 	EnvdVersion string
@@ -69,17 +73,20 @@ func (s *Store) Put(ctx context.Context, sb Sandbox, events ...Event) error {
 	err = s.inTx(ctx, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO sandboxes (id, template_id, template_digest, token, env, on_timeout,
 			auto_resume, timeout_seconds, vcpus, memory_bytes, disk_bytes, state, reason, since, created_at, started_at, end_at,
-			removed_at, incarnation, generation, layers, next_layer, envd_version, proc_pid, proc_start, proc_boot)
-			VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26)
+			removed_at, incarnation, generation, layers, next_layer, envd_version, proc_pid, proc_start, proc_boot,
+			next_generation, base, booted, resume_mode)
+			VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26,?27,?28,?29,?30)
 			ON CONFLICT (id) DO UPDATE SET template_id=?2, template_digest=?3, token=?4, env=?5, on_timeout=?6, auto_resume=?7,
 			timeout_seconds=?8, vcpus=?9, memory_bytes=?10, disk_bytes=?11, state=?12, reason=?13, since=?14, created_at=?15,
 			started_at=?16, end_at=?17, removed_at=?18, incarnation=?19, generation=?20, layers=?21, next_layer=?22,
-			envd_version=?23, proc_pid=?24, proc_start=?25, proc_boot=?26`,
+			envd_version=?23, proc_pid=?24, proc_start=?25, proc_boot=?26, next_generation=?27, base=?28, booted=?29,
+			resume_mode=?30`,
 			sb.ID, sb.TemplateID, sb.TemplateDigest, sb.Token, string(env), sb.OnTimeout,
 			sb.AutoResume, int64(sb.Timeout/time.Second), sb.VCPUs, int64(sb.MemoryBytes), int64(sb.DiskBytes),
 			sb.State, sb.Reason, millis(sb.Since), millis(sb.CreatedAt), millis(sb.StartedAt), millis(sb.EndAt),
 			millis(sb.RemovedAt), int64(sb.Incarnation), int64(sb.Generation), string(layers), int64(sb.NextLayer),
-			sb.EnvdVersion, sb.Proc.PID, int64(sb.Proc.Start), sb.Proc.Boot)
+			sb.EnvdVersion, sb.Proc.PID, int64(sb.Proc.Start), sb.Proc.Boot,
+			int64(sb.NextGen), int64(sb.Base), sb.Booted, sb.ResumeMode)
 		if err != nil {
 			return err
 		}
@@ -126,7 +133,7 @@ func (s *Store) Sandbox(ctx context.Context, id string) (Sandbox, error) {
 
 const selectSandbox = `SELECT id, template_id, template_digest, token, env, on_timeout, auto_resume, timeout_seconds, vcpus,
 	memory_bytes, disk_bytes, state, reason, since, created_at, started_at, end_at, removed_at, incarnation, generation, layers,
-	next_layer, envd_version, proc_pid, proc_start, proc_boot FROM sandboxes`
+	next_layer, envd_version, proc_pid, proc_start, proc_boot, next_generation, base, booted, resume_mode FROM sandboxes`
 
 func scanSandbox(scan func(...any) error) (Sandbox, error) {
 	var (
@@ -136,7 +143,8 @@ func scanSandbox(scan func(...any) error) (Sandbox, error) {
 	)
 	err := scan(&sb.ID, &sb.TemplateID, &sb.TemplateDigest, &sb.Token, &env, &sb.OnTimeout, &sb.AutoResume, &timeout, &sb.VCPUs,
 		&sb.MemoryBytes, &sb.DiskBytes, &sb.State, &sb.Reason, &since, &created, &started, &ended, &removed, &sb.Incarnation,
-		&sb.Generation, &layers, &sb.NextLayer, &sb.EnvdVersion, &sb.Proc.PID, &sb.Proc.Start, &sb.Proc.Boot)
+		&sb.Generation, &layers, &sb.NextLayer, &sb.EnvdVersion, &sb.Proc.PID, &sb.Proc.Start, &sb.Proc.Boot,
+		&sb.NextGen, &sb.Base, &sb.Booted, &sb.ResumeMode)
 	if err != nil {
 		return Sandbox{}, err
 	}

@@ -30,7 +30,7 @@ func full(id string) store.Sandbox {
 		ID: id, TemplateID: "base", TemplateDigest: "sha256:aa", Token: "t", Env: map[string]string{"A": "1"},
 		OnTimeout: "pause", AutoResume: true, Timeout: 300 * time.Second, VCPUs: 2, MemoryBytes: 512 << 20, DiskBytes: 4 << 30,
 		State: "running", Reason: "r", Since: at, CreatedAt: at, StartedAt: at, EndAt: at.Add(time.Hour),
-		Incarnation: 7, Generation: 3, Layers: []string{"1.layer", "2.layer"}, NextLayer: 3, EnvdVersion: "0.6.13",
+		Incarnation: 7, Generation: 3, Layers: []string{"1.layer", "2.layer"}, NextLayer: 3, EnvdVersion: "0.6.13", NextGen: 4, Base: 2, Booted: true, ResumeMode: "memory",
 		Proc: store.Proc{PID: 42, Start: 1 << 40, Boot: "b"},
 	}
 }

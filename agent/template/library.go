@@ -313,6 +313,7 @@ func (l *Library) template(snap *snapcache.Snapshot, imageDir string, image imag
 	m := snap.Manifest
 	return &Template{
 		ID: m.Owner, Digest: m.Parent, Snapshot: snap, RootFS: filepath.Join(imageDir, image.RootFS),
+		Kernel: filepath.Join(imageDir, image.Vmlinux), Initrd: filepath.Join(imageDir, image.Initrd), Cmdline: image.Cmdline,
 		VCPUs: m.VCPUs, MemoryBytes: m.MemoryBytes, DiskBytes: m.DiskBytes, EnvdVersion: m.EnvdVersion,
 	}, nil
 }

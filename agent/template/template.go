@@ -21,6 +21,9 @@ type Template struct {
 	Digest      string // "sha256:<hex>.<hex>": of the recipe, and the number of the build; without that if an older version built it
 	Snapshot    *snapcache.Snapshot
 	RootFS      string // read-only base of the disk
+	Kernel      string // what is booted when a sandbox is to begin without its memory
+	Initrd      string
+	Cmdline     string
 	VCPUs       uint32
 	MemoryBytes uint64
 	DiskBytes   uint64

@@ -157,7 +157,7 @@ func Ready(id string, timeout time.Duration) *agentpb.Sandbox {
 		Envd:      &agentpb.Envd{State: agentpb.EnvdState_ENVD_STATE_READY, Since: now.UnixMilli(), Version: "0.6.13", Incarnation: 1, LastOk: now.UnixMilli(), LatencyMs: 0.5},
 		StartedAt: now.UnixMilli(), CreatedAt: now.UnixMilli(), EndAt: now.Add(timeout).UnixMilli(), TimeoutSeconds: int64(timeout / time.Second),
 		Lifecycle: &agentpb.Lifecycle{OnTimeout: "kill"}, Vcpus: 2, MemoryBytes: 512 << 20, DiskBytes: 4 << 30,
-		ResidentBytes: 90 << 20, LayerBytes: 1 << 20,
+		ResidentBytes: 90 << 20, LayerBytes: 1 << 20, Tier: agentpb.Tier_TIER_LIVE, ResumeMode: agentpb.ResumeMode_RESUME_MODE_NONE,
 	}
 }
 

@@ -67,6 +67,7 @@ func (s service) Pause(_ context.Context, r *agentpb.PauseRequest) (*agentpb.San
 		now := time.Now().UnixMilli()
 		sb.Vm = &agentpb.VM{State: agentpb.VMState_VM_STATE_PAUSED, Since: now, Reason: "asked"}
 		sb.Envd.State, sb.EndAt, sb.ResidentBytes = agentpb.EnvdState_ENVD_STATE_ABSENT, now, 0
+		sb.Tier = agentpb.Tier_TIER_DISK
 		return nil
 	})
 }
@@ -81,6 +82,10 @@ func (s service) Resume(_ context.Context, r *agentpb.ResumeRequest) (*agentpb.R
 			sb.Vm = &agentpb.VM{State: agentpb.VMState_VM_STATE_RUNNING, Since: now.UnixMilli(), Reason: "woken"}
 			sb.Envd.State, sb.Envd.Incarnation = agentpb.EnvdState_ENVD_STATE_READY, sb.Incarnation
 			sb.StartedAt, sb.EndAt = now.UnixMilli(), end
+			sb.Tier, sb.ResumeMode = agentpb.Tier_TIER_LIVE, agentpb.ResumeMode_RESUME_MODE_MEMORY
+			if r.Cold {
+				sb.ResumeMode = agentpb.ResumeMode_RESUME_MODE_COLD
+			}
 		}
 		sb.EndAt = max(sb.EndAt, end)
 		return nil

@@ -33,7 +33,15 @@ func (n *Node) Pause(ctx context.Context, id string) (*agentpb.Sandbox, error) {
 // Resume makes a sandbox ready; resumed says that it was not when the call came. timeout 0 leaves the deadline to the
 // sandbox's own timeout.
 func (n *Node) Resume(ctx context.Context, id string, timeout time.Duration) (sb *agentpb.Sandbox, resumed bool, err error) {
-	req := &agentpb.ResumeRequest{SandboxId: id, TimeoutSeconds: int64(timeout / time.Second)}
+	return n.resume(ctx, &agentpb.ResumeRequest{SandboxId: id, TimeoutSeconds: int64(timeout / time.Second)})
+}
+
+// Reboot is Resume for one that is to begin without its memory if it does not run: it is booted anew on its disk.
+func (n *Node) Reboot(ctx context.Context, id string, timeout time.Duration) (sb *agentpb.Sandbox, resumed bool, err error) {
+	return n.resume(ctx, &agentpb.ResumeRequest{SandboxId: id, TimeoutSeconds: int64(timeout / time.Second), Cold: true})
+}
+
+func (n *Node) resume(ctx context.Context, req *agentpb.ResumeRequest) (sb *agentpb.Sandbox, resumed bool, err error) {
 	resp, _, err := invoke(ctx, n, agentpb.AgentClient.Resume, req)
 	sb, err = n.saw(resp.GetSandbox(), err)
 	return sb, resp.GetResumed(), err

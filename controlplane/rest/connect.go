@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"context"
 	"net/http"
 	"time"
 
@@ -38,14 +39,14 @@ func (a *API) connect(w http.ResponseWriter, r *http.Request, req e2b.ConnectSan
 	if req.AutoPause != nil {
 		return apierr.New(apierr.UnknownField, "unknown field \"autoPause\"")
 	}
-	if err := a.checkWake(req); err != nil {
+	if err := a.checkTimeout(*req.Timeout); err != nil {
 		return err
 	}
 	row, err := a.find(r)
 	if err != nil {
 		return err
 	}
-	sb, resumed, err := a.wake(r, row.ID, *req.Timeout)
+	sb, resumed, err := a.wake(r, row.ID, *req.Timeout, a.starter(req))
 	if err != nil {
 		return err
 	}
@@ -67,7 +68,7 @@ func (a *API) resume(w http.ResponseWriter, r *http.Request) error {
 		fallback := int64(defaultTimeoutV1)
 		req.Timeout = &fallback
 	}
-	if err := a.checkWake(req); err != nil {
+	if err := a.checkTimeout(*req.Timeout); err != nil {
 		return err
 	}
 	row, sb, err := a.look(r)
@@ -80,7 +81,7 @@ func (a *API) resume(w http.ResponseWriter, r *http.Request) error {
 	if req.AutoPause != nil && *req.AutoPause != (sb.GetLifecycle().GetOnTimeout() == "pause") {
 		return unsupported("autoPause", "a sandbox keeps the lifecycle it was created with")
 	}
-	sb, _, err = a.wake(r, row.ID, *req.Timeout)
+	sb, _, err = a.wake(r, row.ID, *req.Timeout, a.starter(req))
 	if err != nil {
 		return err
 	}
@@ -88,18 +89,22 @@ func (a *API) resume(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (a *API) checkWake(req e2b.ConnectSandbox) error {
+// starter is a call of the node that makes a sandbox ready.
+type starter func(ctx context.Context, id string, timeout time.Duration) (sb *agentpb.Sandbox, resumed bool, err error)
+
+// starter returns how the sandbox is woken: with its memory, unless the request says memory:false.
+func (a *API) starter(req e2b.ConnectSandbox) starter {
 	if req.Memory != nil && !*req.Memory {
-		return unsupported("memory:false", "a sandbox wakes with its memory")
+		return a.node.Reboot
 	}
-	return a.checkTimeout(*req.Timeout)
+	return a.node.Resume
 }
 
 // wake makes the sandbox ready. The wake goes on when the client leaves.
-func (a *API) wake(r *http.Request, sandboxID string, seconds int64) (sb *agentpb.Sandbox, resumed bool, err error) {
+func (a *API) wake(r *http.Request, sandboxID string, seconds int64, start starter) (sb *agentpb.Sandbox, resumed bool, err error) {
 	ctx, cancel := mustFinish(r)
 	defer cancel()
-	sb, resumed, err = a.node.Resume(ctx, sandboxID, time.Duration(seconds)*time.Second)
+	sb, resumed, err = start(ctx, sandboxID, time.Duration(seconds)*time.Second)
 	if err == nil {
 		err = requireReady(sb)
 	}

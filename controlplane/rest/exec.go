@@ -65,7 +65,7 @@ func (a *API) exec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if _, _, err := a.wake(r, row.ID, 0); err != nil {
+	if _, _, err := a.wake(r, row.ID, 0, a.node.Resume); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), time.Duration(seconds)*time.Second)

@@ -26,7 +26,8 @@ type stateBody struct {
 	Public        e2b.State     `json:"public"`
 	VM            vmBody        `json:"vm"`
 	Envd          envdBody      `json:"envd"`
-	Tier          string        `json:"tier"` // live | disk
+	Tier          string        `json:"tier"`       // live | frozen | disk
+	ResumeMode    string        `json:"resumeMode"` // what this incarnation began from: none | frozen | memory | memory-previous | disk
 	NodeID        string        `json:"nodeID"`
 	NodeReachable bool          `json:"nodeReachable"`
 	ObservedAt    time.Time     `json:"observedAt"`
@@ -173,14 +174,9 @@ func (a *API) states(w http.ResponseWriter, r *http.Request) error {
 
 func stateOf(row store.Sandbox, seen fleet.Observed, reachable bool) stateBody {
 	sb := seen.Sandbox
-	public, tier := publicState(sb), "disk"
+	public := publicState(sb)
 	if !reachable {
 		public = e2b.Paused // nobody can vouch for it
-	}
-	switch sb.GetVm().GetState() {
-	case agentpb.VMState_VM_STATE_PAUSED, agentpb.VMState_VM_STATE_STOPPED, agentpb.VMState_VM_STATE_FAILED:
-	default:
-		tier = "live"
 	}
 	return stateBody{
 		SandboxID: row.ID, UserID: row.UserID, TemplateID: row.TemplateID, Incarnation: sb.Incarnation, Public: public,
@@ -190,11 +186,25 @@ func stateOf(row store.Sandbox, seen fleet.Observed, reachable bool) stateBody {
 			Incarnation: sb.GetEnvd().GetIncarnation(), LastOK: moment(sb.GetEnvd().GetLastOk()),
 			LatencyMs: sb.GetEnvd().GetLatencyMs(), Error: sb.GetEnvd().GetError(),
 		},
-		Tier: tier, NodeID: row.NodeID, NodeReachable: reachable, ObservedAt: seen.At.UTC(),
+		Tier: tierWord(sb), ResumeMode: resumeModes[sb.GetResumeMode()], NodeID: row.NodeID, NodeReachable: reachable, ObservedAt: seen.At.UTC(),
 		StartedAt: moment(sb.StartedAt), EndAt: moment(sb.EndAt), Lifecycle: lifecycleOf(sb),
 		Memory: memoryBody{GuestBytes: sb.MemoryBytes, ResidentBytes: sb.ResidentBytes, SnapshotBytes: sb.SnapshotBytes},
 		Disk:   diskBody{LayerBytes: sb.LayerBytes},
 	}
+}
+
+// resumeModes are the API's words; an agent that says nothing has none.
+var resumeModes = map[agentpb.ResumeMode]string{
+	agentpb.ResumeMode_RESUME_MODE_UNSPECIFIED: "none",
+	agentpb.ResumeMode_RESUME_MODE_NONE:        "none",
+	agentpb.ResumeMode_RESUME_MODE_FROZEN:      "frozen",
+	agentpb.ResumeMode_RESUME_MODE_MEMORY:      "memory",
+	agentpb.ResumeMode_RESUME_MODE_PREVIOUS:    "memory-previous",
+	agentpb.ResumeMode_RESUME_MODE_COLD:        "disk",
+}
+
+func tierWord(sb *agentpb.Sandbox) string {
+	return strings.ToLower(strings.TrimPrefix(sb.GetTier().String(), "TIER_"))
 }
 
 // vmWord and envdWord spell the agent's enums as the API does: "VM_STATE_RUNNING" is running.

@@ -18,7 +18,7 @@ func TestStateTellsBothTruths(t *testing.T) {
 		sb.Incarnation, sb.StartedAt, sb.EndAt = 7, 1000, 301000
 		sb.Vm = &agentpb.VM{State: agentpb.VMState_VM_STATE_RUNNING, Since: 1000, Reason: "woken by a request"}
 		sb.Envd = &agentpb.Envd{State: agentpb.EnvdState_ENVD_STATE_UNRESPONSIVE, Since: 2000, Version: "0.6.13", Incarnation: 7, LastOk: 1500, LatencyMs: 1.5, Error: "probe: timeout"}
-		sb.SnapshotBytes = 5
+		sb.SnapshotBytes, sb.ResumeMode = 5, agentpb.ResumeMode_RESUME_MODE_PREVIOUS
 	})
 	a := p.call("GET", "/v1/sandboxes/"+id+"/state", "")
 	observed := a.body["observedAt"]
@@ -28,13 +28,30 @@ func TestStateTellsBothTruths(t *testing.T) {
 		`"envd":{"error":"probe: timeout","incarnation":7,"lastOK":"1970-01-01T00:00:01.5Z","latencyMs":1.5,"since":"1970-01-01T00:00:02Z","state":"unresponsive","version":"0.6.13"},` +
 		`"idleSince":null,"incarnation":7,"lifecycle":{"autoResume":true,"onTimeout":"pause"},` +
 		`"memory":{"guestBytes":536870912,"residentBytes":94371840,"snapshotBytes":5},"nodeID":"node1","nodeReachable":true,` +
-		`"public":"paused","sandboxID":"` + id + `","startedAt":"1970-01-01T00:00:01Z","templateID":"base","tier":"live","userID":"u1",` +
+		`"public":"paused","resumeMode":"memory-previous","sandboxID":"` + id + `","startedAt":"1970-01-01T00:00:01Z","templateID":"base","tier":"live","userID":"u1",` +
 		`"vm":{"reason":"woken by a request","since":"1970-01-01T00:00:01Z","state":"running"}}`
 	if string(got) != want || observed == nil {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	p.call("POST", "/sandboxes/"+id+"/pause", "")
 	p.want(p.call("GET", "/v1/sandboxes/"+id+"/state", ""), 200, map[string]any{"public": "paused", "tier": "disk"})
+	p.agent.Set(id, func(sb *agentpb.Sandbox) { sb.Tier = agentpb.Tier_TIER_FROZEN })
+	p.want(p.call("GET", "/v1/sandboxes/"+id+"/state", ""), 200, map[string]any{"public": "paused", "tier": "frozen"})
+}
+
+// memory:false is carried to the node, by connect and by resume, and the state says what became of it.
+func TestMemoryFalseBootsAnew(t *testing.T) {
+	p := newPlane(t, rest.Config{})
+	for _, path := range []string{"POST /v2/sandboxes/ID/connect", "POST /sandboxes/ID/connect", "POST /sandboxes/ID/resume"} {
+		for body, mode := range map[string]string{`{"timeout":60,"memory":false}`: "disk", `{"timeout":60,"memory":true}`: "memory", `{"timeout":60}`: "memory"} {
+			id := p.create(`{"templateID":"base"}`)
+			p.want(p.call("GET", "/v1/sandboxes/"+id+"/state", ""), 200, map[string]any{"resumeMode": "none"})
+			p.call("POST", "/sandboxes/"+id+"/pause", "")
+			method, route, _ := strings.Cut(strings.ReplaceAll(path, "ID", id), " ")
+			p.want(p.call(method, route, body), 201, map[string]any{"sandboxID": id})
+			p.want(p.call("GET", "/v1/sandboxes/"+id+"/state", ""), 200, map[string]any{"resumeMode": mode, "tier": "live"})
+		}
+	}
 }
 
 func TestPublicStateTable(t *testing.T) {
