@@ -201,7 +201,7 @@ func (s *host) freeze(c *Chain) error {
 	if err != nil {
 		return errPower // the header could not even be written
 	}
-	if err := c.freeze(next); err != nil {
+	if err := errors.Join(c.ready(next), c.freeze(next)); err != nil {
 		return err
 	}
 	s.layers = append(s.layers, d)

@@ -134,45 +134,73 @@ func (c *Chain) zeroBlocks(span blocks, release bool) {
 	}
 }
 
-// Freeze takes a snapshot of the disk, in a time that does not depend on what it holds: it flushes the top, which no chain
-// writes any more then, and puts the empty layer in top over it. It takes the file over and closes it if it fails; the disk is
-// as before then. Whoever keeps the list of layers must have recorded the new one: what is written from now on is in there.
-func (c *Chain) Freeze(top *os.File) (err error) {
+// Next is an empty layer that is ready to become a disk's top.
+type Next struct{ l *layer }
+
+// Close closes the layer's file, if no disk has taken it.
+func (n *Next) Close() error { return n.l.f.Close() }
+
+// Ready makes the empty layer in top ready for FreezeWith, and durable. It takes the file over and closes it if it fails.
+func (c *Chain) Ready(top *os.File) (_ *Next, err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("freeze disk: %w", err), top.Close())
 		}
 	}()
 	if c.readOnly {
-		return ErrReadOnly
+		return nil, ErrReadOnly
 	}
 	next, err := loadTop(top.Name(), file{top})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return c.freeze(next)
+	if err := c.ready(next); err != nil {
+		return nil, err
+	}
+	return &Next{next}, nil
 }
 
-func (c *Chain) freeze(next *layer) error {
+func (c *Chain) ready(next *layer) error {
 	if next.virtualSize != c.size {
 		return fmt.Errorf("%s is for a disk of %d bytes, this one has %d", next.path, next.virtualSize, c.size)
 	}
 	if next.m.count(absent) != next.blocks() {
 		return fmt.Errorf("%s is not empty", next.path)
 	}
-	c.flushing.Lock()
-	defer c.flushing.Unlock()
-	if err := c.flush(); err != nil { // most of it while writes go on
+	// It must be a layer after a crash too: its header is durable before anything depends on it.
+	return next.f.sync()
+}
+
+// Freeze takes a snapshot of the disk, in a time that does not depend on what it holds: it flushes the top, which no chain
+// writes any more then, and puts the empty layer in top over it. It takes the file over and closes it if it fails; the disk is
+// as before then. Whoever keeps the list of layers must have recorded the new one: what is written from now on is in there.
+func (c *Chain) Freeze(top *os.File) error {
+	next, err := c.Ready(top)
+	if err != nil {
 		return err
 	}
+	if err := c.Flush(); err != nil { // most of it while writes go on
+		return errors.Join(fmt.Errorf("freeze disk: %w", err), next.Close())
+	}
+	return c.FreezeWith(next)
+}
+
+// FreezeWith is the part of Freeze that keeps writes waiting. It takes a layer of Ready's over and closes it if it fails. Who
+// has flushed the disk just before waits for little.
+func (c *Chain) FreezeWith(next *Next) error {
+	if err := c.freeze(next.l); err != nil {
+		return errors.Join(fmt.Errorf("freeze disk: %w", err), next.Close())
+	}
+	return nil
+}
+
+func (c *Chain) freeze(next *layer) error {
+	c.flushing.Lock()
+	defer c.flushing.Unlock()
 	whole := blocks{0, c.size / BlockSize}
 	c.writing.lock(whole)
 	defer c.writing.unlock(whole)
 	if err := c.flush(); err != nil {
-		return err
-	}
-	// The new top must be a layer after a crash too: its header is durable before anything depends on it.
-	if err := next.f.sync(); err != nil {
 		return err
 	}
 	if err := c.top.f.unlock(); err != nil {
