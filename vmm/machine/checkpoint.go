@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"torpor/vmm/cow"
 	"torpor/vmm/memview"
 	"torpor/vmm/snapshot"
 	"torpor/vmm/virtio/mmio"
@@ -67,16 +68,20 @@ type instant struct {
 
 // takeInstant stops the machine for as long as it takes, from begin on. The new tops are the disks', or closed.
 func (m *Machine) takeInstant(to Checkpoint, begin *time.Time) (i instant, err error) {
-	tops := to.Tops
+	if err := m.checkTo(to); err != nil {
+		closeFiles(to.Tops...)
+		return i, err
+	}
+	tops, err := m.readyTops(to.Tops)
+	if err != nil {
+		return i, err
+	}
 	defer func() {
+		closeTops(tops)
 		if err != nil && i.view != nil {
 			err = errors.Join(err, i.view.Close())
 		}
-		closeFiles(tops...)
 	}()
-	if err := m.checkTo(to); err != nil {
-		return i, err
-	}
 	if err := m.flushLocked(); err != nil { // most of it now, so that the rest is short
 		return i, err
 	}
@@ -105,7 +110,7 @@ func (m *Machine) takeInstant(to Checkpoint, begin *time.Time) (i instant, err e
 		return i, err
 	}
 	rest := tops
-	tops = nil // the disks'
+	tops = nil // the disks', or closed
 	return i, m.freezeLocked(rest)
 }
 
@@ -127,14 +132,39 @@ func (m *Machine) checkTops(tops []*os.File) error {
 	return nil
 }
 
-// freezeLocked gives the disks their new tops.
-func (m *Machine) freezeLocked(tops []*os.File) error {
+// readyTops makes new tops ready for the disks, in the order of those that can be written. It takes the files over, and closes
+// them if it fails.
+func (m *Machine) readyTops(files []*os.File) (tops []*cow.Next, err error) {
 	for i, d := range m.disks {
 		if d.ReadOnly() {
 			continue
 		}
-		if err := d.Freeze(tops[0]); err != nil {
-			closeFiles(tops[1:]...)
+		next, err := d.Ready(files[0])
+		files = files[1:]
+		if err != nil {
+			closeFiles(files...)
+			closeTops(tops)
+			return nil, fmt.Errorf("disk %s: %w", m.shape.Disks[i].ID, err)
+		}
+		tops = append(tops, next)
+	}
+	return tops, nil
+}
+
+func closeTops(tops []*cow.Next) {
+	for _, top := range tops {
+		_ = top.Close() // nothing was written to it
+	}
+}
+
+// freezeLocked gives the disks their new tops, and closes those that it does not come to.
+func (m *Machine) freezeLocked(tops []*cow.Next) error {
+	for i, d := range m.disks {
+		if d.ReadOnly() {
+			continue
+		}
+		if err := d.FreezeWith(tops[0]); err != nil {
+			closeTops(tops[1:])
 			return fmt.Errorf("disk %s: %w", m.shape.Disks[i].ID, err)
 		}
 		tops = tops[1:]

@@ -83,8 +83,12 @@ func (m *Machine) Save(o SaveOptions, state, memory *os.File) (saved Saved, err 
 	if saved, err = m.write(plan, m.ram, state, memory); err != nil || len(o.Tops) == 0 {
 		return saved, err
 	}
-	tops := o.Tops
-	o.Tops = nil // the disks'
+	files := o.Tops
+	o.Tops = nil // the disks', or closed
+	tops, err := m.readyTops(files)
+	if err != nil {
+		return saved, err
+	}
 	return saved, m.freezeLocked(tops)
 }
 
