@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -276,8 +277,8 @@ func descriptors(t *testing.T) int {
 	return len(fds)
 }
 
-// children is how many processes this one has, ended ones that were not waited for included.
-func children(t *testing.T) (n int) {
+// children are the processes this one has, ended ones that were not waited for included.
+func children(t *testing.T) (pids []int) {
 	t.Helper()
 	tasks, err := filepath.Glob("/proc/self/task/*/children")
 	if err != nil || len(tasks) == 0 {
@@ -285,10 +286,16 @@ func children(t *testing.T) (n int) {
 	}
 	for _, path := range tasks {
 		if raw, err := os.ReadFile(path); err == nil { // else the thread has ended
-			n += len(strings.Fields(string(raw)))
+			for _, field := range strings.Fields(string(raw)) {
+				pid, err := strconv.Atoi(field)
+				if err != nil {
+					t.Fatal(err)
+				}
+				pids = append(pids, pid)
+			}
 		}
 	}
-	return n
+	return pids
 }
 
 func TestCheckpointsLeaveNothing(t *testing.T) {
@@ -308,8 +315,8 @@ func TestCheckpointsLeaveNothing(t *testing.T) {
 	if now := descriptors(t); now != before {
 		t.Errorf("%d descriptors before, %d after", before, now)
 	}
-	if n := children(t); n != 0 {
-		t.Errorf("%d children", n)
+	if pids := children(t); len(pids) != 0 {
+		t.Errorf("children %v", pids)
 	}
 	if now := testHost().residentBytes(); now > resident+32*mib {
 		t.Errorf("%d bytes resident before, %d after", resident, now)
