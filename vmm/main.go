@@ -61,13 +61,18 @@ const (
 func main() {
 	if spec, asked, err := jail.Asked(os.Args[1:]); asked {
 		if err == nil {
+			spec.Args = append([]string{"--kvm", machine.KVMModule()}, spec.Args...) // which cannot be seen from inside
 			err = jail.Enter(spec)
 		}
 		fail(err)
 	}
 	dir := flag.String(machineFlag, "", "the `directory` of the machine's sockets, by which the process is found; nothing is opened there (required)")
+	module := flag.String("kvm", "", "the kernel `module` behind /dev/kvm, which snapshots name; looked up if it is not given")
 	flag.Parse()
-	if err := run(*dir, flag.Args()); err != nil {
+	if *module == "" {
+		*module = machine.KVMModule()
+	}
+	if err := run(*dir, *module, flag.Args()); err != nil {
 		fail(err)
 	}
 }
@@ -77,7 +82,7 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-func run(dir string, rest []string) error {
+func run(dir, module string, rest []string) error {
 	if dir == "" || len(rest) > 0 {
 		return errors.New("usage: torpor-vmm --machine DIR; it is torpor-agent that starts it, with sockets and /dev/kvm as descriptors 3 to 6")
 	}
@@ -91,7 +96,7 @@ func run(dir string, rest []string) error {
 	defer cancel()
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP) // a peer or the agent going away is not our end
 
-	in, err := inherit()
+	in, err := inherit(module)
 	if err != nil {
 		return err
 	}
@@ -108,7 +113,7 @@ type inherited struct {
 	host                  *machine.Host
 }
 
-func inherit() (in inherited, err error) {
+func inherit(module string) (in inherited, err error) {
 	for _, s := range []struct {
 		fd            uintptr
 		name, network string
@@ -123,7 +128,7 @@ func inherit() (in inherited, err error) {
 		}
 	}
 	dev := os.NewFile(kvmFD, "/dev/kvm")
-	in.host, err = machine.OpenHost(dev)
+	in.host, err = machine.OpenHost(dev, module)
 	return in, errors.Join(err, dev.Close()) // the host has a copy
 }
 

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 }
 
 func serveWithin(root string) error {
-	in, err := inherit()
+	in, err := inherit("")
 	if err != nil {
 		return err
 	}
@@ -298,7 +298,7 @@ func wholeLife(t *testing.T, command func(*testing.T) *exec.Cmd) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(snapshot.VerifyMemory(in("mem"), state), snapshot.VerifyDiff(in(diff), state)); err != nil {
+		if err := errors.Join(snapshot.VerifyMemory(in("mem"), state), snapshot.VerifyLayers(state, in(diff))); err != nil {
 			t.Error(err)
 		}
 	}

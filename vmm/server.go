@@ -252,6 +252,7 @@ func (s *server) Checkpoint(ctx context.Context, r *vmmpb.CheckpointRequest) (*v
 	}
 	c := claims{from: s.inbox}
 	to := machine.Checkpoint{Kind: kind, State: c.file(r.GetState()), Memory: c.file(r.GetMemory()), Tops: c.all(r.GetTops())}
+	to.BytesPerSecond = r.GetBytesPerSecond()
 	if err := c.check(); err != nil {
 		return nil, status(err)
 	}

@@ -45,16 +45,21 @@ func writeLayer(path string, now, from pages) (snapshot.Digest, error) {
 		return snapshot.Digest{}, err
 	}
 	defer f.Close()
-	w := snapshot.NewDiffWriter(f, snapshot.ID{}, fakeMemory)
+	b := snapshot.NewLayerBuilder(snapshot.LayerInfo{MemoryBytes: fakeMemory, Base: snapshot.Digest{1}, Parent: snapshot.Digest{1}})
 	for _, n := range slices.Sorted(maps.Keys(now)) {
 		if now[n] == from[n] {
 			continue
 		}
-		if err := w.Data(n, pageOf(now[n])); err != nil {
+		if err := b.Add(snapshot.RunData, n, 1); err != nil {
+			return snapshot.Digest{}, err
+		}
+		r := &b.Runs[len(b.Runs)-1]
+		r.Sum = snapshot.Checksum(pageOf(now[n]))
+		if _, err := f.WriteAt(pageOf(now[n]), int64(r.Offset)); err != nil {
 			return snapshot.Digest{}, err
 		}
 	}
-	info, err := w.Finish()
+	info, err := b.Finish(f)
 	return info.Digest, errors.Join(err, f.Sync())
 }
 
@@ -65,7 +70,7 @@ func readLayer(path string, into pages) error {
 		return err
 	}
 	defer f.Close()
-	d, err := snapshot.OpenDiff(f)
+	d, err := snapshot.OpenLayer(f, "the layer")
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 
 // layerSum reads a memory layer whole.
 func layerSum(f *os.File) (Sum, error) {
-	d, err := snapshot.OpenDiff(f)
+	d, err := snapshot.OpenLayer(f, "the memory layer")
 	if err != nil {
 		return Sum{}, err
 	}

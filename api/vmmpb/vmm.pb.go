@@ -1324,10 +1324,11 @@ type CheckpointRequest struct {
 	// Files: an empty layer for each disk that can be written, in the order of the disks, open for reading and writing. What the
 	// snapshot consists of is the base and all layers up to the top there was. Whoever keeps the list of layers must have recorded
 	// the new ones before.
-	Tops          []string `protobuf:"bytes,3,rep,name=tops,proto3" json:"tops,omitempty"`
-	Kind          SaveKind `protobuf:"varint,5,opt,name=kind,proto3,enum=torpor.vmm.SaveKind" json:"kind,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Tops           []string `protobuf:"bytes,3,rep,name=tops,proto3" json:"tops,omitempty"`
+	BytesPerSecond uint64   `protobuf:"varint,4,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // as in SaveRequest
+	Kind           SaveKind `protobuf:"varint,5,opt,name=kind,proto3,enum=torpor.vmm.SaveKind" json:"kind,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CheckpointRequest) Reset() {
@@ -1379,6 +1380,13 @@ func (x *CheckpointRequest) GetTops() []string {
 		return x.Tops
 	}
 	return nil
+}
+
+func (x *CheckpointRequest) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
 }
 
 func (x *CheckpointRequest) GetKind() SaveKind {
@@ -2178,11 +2186,12 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"pages_base\x18\t \x01(\x04R\tpagesBase\x12!\n" +
 	"\fstate_sha256\x18\x06 \x01(\fR\vstateSha256\x12#\n" +
 	"\rmemory_digest\x18\a \x01(\fR\fmemoryDigest\x12#\n" +
-	"\rmemory_parent\x18\b \x01(\fR\fmemoryParent\"\x7f\n" +
+	"\rmemory_parent\x18\b \x01(\fR\fmemoryParent\"\xa9\x01\n" +
 	"\x11CheckpointRequest\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x12\n" +
 	"\x04tops\x18\x03 \x03(\tR\x04tops\x12(\n" +
+	"\x10bytes_per_second\x18\x04 \x01(\x04R\x0ebytesPerSecond\x12(\n" +
 	"\x04kind\x18\x05 \x01(\x0e2\x14.torpor.vmm.SaveKindR\x04kind\"c\n" +
 	"\x12CheckpointResponse\x12.\n" +
 	"\x05saved\x18\x01 \x01(\v2\x18.torpor.vmm.SaveResponseR\x05saved\x12\x1d\n" +

@@ -114,7 +114,7 @@ func inspectSnapshot(w io.Writer, dir string) error {
 		fmt.Fprintf(w, "memory   full, %d MiB\n", info.Size()>>20)
 		return nil
 	}
-	diff, runs, err := snapshot.InspectDiff(filepath.Join(dir, diffName))
+	diff, runs, err := snapshot.InspectLayer(filepath.Join(dir, diffName), diffName)
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func verifySnapshot(dir, base string) error {
 	if state.Memory.Kind == snapshot.Full {
 		err = snapshot.VerifyMemory(filepath.Join(dir, fullName), state)
 	} else {
-		err = snapshot.VerifyDiff(filepath.Join(dir, diffName), state)
+		err = snapshot.VerifyLayers(state, filepath.Join(dir, diffName))
 	}
 	if err == nil && base != "" {
 		err = snapshot.VerifyMemory(base, state)

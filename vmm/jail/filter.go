@@ -53,6 +53,8 @@ func rules(ioctls []uint32) []rule {
 		{number: unix.SYS_FCNTL, when: []match{{1, whole, []uint32{
 			unix.F_GETFL, unix.F_SETFL, unix.F_GETFD, unix.F_SETFD, unix.F_DUPFD_CLOEXEC,
 		}}}, then: allow, others: kill},
+		// A thread of its own may step back behind the others.
+		{number: unix.SYS_SETPRIORITY, when: []match{{0, whole, []uint32{unix.PRIO_PROCESS}}, {1, whole, []uint32{0}}}, then: allow, others: kill},
 		// The runtime names its memory.
 		{number: unix.SYS_PRCTL, when: []match{{0, whole, []uint32{unix.PR_SET_VMA}}}, then: allow, others: kill},
 	}

@@ -15,9 +15,10 @@ import (
 
 // Checkpoint is where a snapshot of a running machine goes. All files are the machine's from the call on.
 type Checkpoint struct {
-	Kind          SaveKind
-	State, Memory *os.File   // empty, open for reading and writing
-	Tops          []*os.File // for each disk that can be written an empty layer, its new top (cow.Chain.Freeze)
+	Kind           SaveKind
+	BytesPerSecond uint64     // see SaveOptions
+	State, Memory  *os.File   // empty, open for reading and writing
+	Tops           []*os.File // for each disk that can be written an empty layer, its new top (cow.Chain.Freeze)
 }
 
 // Checkpoint saves a running machine as Save does, and lets it run on: connections of its guest last, and its disks write to new
@@ -34,6 +35,11 @@ func (m *Machine) Checkpoint(ctx context.Context, to Checkpoint) (_ Saved, stopp
 		return Saved{}, 0, ErrCheckpoint
 	}
 	defer m.checkpointing.Unlock()
+	pace, err := newPace(to.BytesPerSecond)
+	if err != nil {
+		closeFiles(to.Tops...)
+		return Saved{}, 0, err
+	}
 	ctx, cancel := m.whileOpen(ctx)
 	defer cancel()
 	begin := time.Now()
@@ -43,7 +49,7 @@ func (m *Machine) Checkpoint(ctx context.Context, to Checkpoint) (_ Saved, stopp
 	}
 	stopped = time.Since(begin)
 	defer func() { err = errors.Join(err, i.view.Close()) }()
-	saved, err := m.write(i.plan, viewed{m.ram, i.view, ctx}, to.State, to.Memory)
+	saved, err := m.write(i.plan, viewed{m.ram, i.view, ctx}, to.State, to.Memory, pace)
 	return saved, stopped, err
 }
 
@@ -69,6 +75,10 @@ type instant struct {
 // takeInstant stops the machine for as long as it takes, from begin on. The new tops are the disks', or closed.
 func (m *Machine) takeInstant(to Checkpoint, begin *time.Time) (i instant, err error) {
 	if err := m.checkTo(to); err != nil {
+		closeFiles(to.Tops...)
+		return i, err
+	}
+	if err := m.ram.verifier.wait(); err != nil {
 		closeFiles(to.Tops...)
 		return i, err
 	}
@@ -176,7 +186,8 @@ func (m *Machine) freezeLocked(tops []*cow.Next) error {
 type savePlan struct {
 	kind    SaveKind
 	state   *snapshot.State
-	written *pageSet // pages that may differ from the base
+	layer   *layerPlan // nil: a full memory
+	written *pageSet   // of a full memory: pages that may differ from the base
 }
 
 // planLocked takes the state of a machine that stands still. of is how a device is saved: it may still write to memory, whose
@@ -186,6 +197,10 @@ func (m *Machine) planLocked(kind SaveKind, of func(*mmio.Transport) ([]byte, er
 	if p.state, err = m.stateLocked(of); err != nil {
 		return p, err
 	}
-	p.written, err = m.ram.written(m.host.pagemap)
+	if kind == SaveFull {
+		p.written, err = m.ram.written(m.host.pagemap)
+	} else {
+		p.layer, err = m.ram.planLayer(kind, m.host.pagemap)
+	}
 	return p, err
 }

@@ -43,9 +43,14 @@ func dirty(t *testing.T, m *Machine, n uint64, seed uint64) {
 func stops(t *testing.T, memory, n uint64) (forCheckpoint, forPause time.Duration) {
 	t.Helper()
 	m, full := dirtyMachine(t, memory, n)
-	_, saved, forCheckpoint := checkpoint(t, m, full.base)
-	if saved.DataPages < n/4096 {
-		t.Errorf("saved %+v", saved)
+	for round := range 3 { // the least of three: it is processor time, and others want the processors, too
+		_, saved, stopped := checkpoint(t, m, full.base)
+		if saved.DataPages < n/4096 {
+			t.Errorf("saved %+v", saved)
+		}
+		if round == 0 || stopped < forCheckpoint {
+			forCheckpoint = stopped
+		}
 	}
 	dir := t.TempDir()
 	begin := time.Now()

@@ -76,6 +76,19 @@ func (m *Machine) checkCPU(saved snapshot.CPU) error {
 	return nil
 }
 
+// checkHost refuses a snapshot of another KVM: what a guest may do, and what its state means, is that KVM's. Another release of the
+// kernel is only told of.
+func (m *Machine) checkHost(saved snapshot.Host) error {
+	here := m.host.kernel
+	if saved.KVM != "" && here.KVM != "" && saved.KVM != here.KVM {
+		return fmt.Errorf("%w to run the snapshot: it is of %s, this host has %s", ErrCPU, saved.KVM, here.KVM)
+	}
+	if saved.Kernel != "" && saved.Kernel != here.Kernel {
+		m.log.Warn().Str("saved", saved.Kernel).Str("here", here.Kernel).Msg("the snapshot is of another kernel release")
+	}
+	return nil
+}
+
 // ownBits are CPUID bits that mirror what the guest's kernel has switched on, not what the CPU can do: OSXSAVE and OSPKE.
 var ownBits = []snapshot.Features{
 	{Leaf: 0x1, Register: snapshot.ECX, Bits: 1 << 27},

@@ -12,11 +12,11 @@ import (
 // process has few (maxMappings), and the guest decides where the pieces lie.
 const maxRebased = 4000
 
-// Discard gives pages back to the host as guestmem.Memory.Discard does. Where memory is mapped from an older diff, what lies
-// below it is that diff's data, which the next diff would have to store again though nobody wants it: long enough pieces of it
-// are mapped from the base instead, and cost nothing any more.
+// Discard gives pages back to the host as guestmem.Memory.Discard does. Where memory is mapped from a layer, what lies below it is
+// that layer's data, which would be kept for ever though nobody wants it: long enough pieces of it are mapped from the base
+// instead, which the next layer only notes.
 func (r *ram) Discard(a guestmem.Addr, n uint64) (uint64, error) {
-	if r.base != nil && n >= mapBytes {
+	if r.from.base != nil && n >= mapBytes {
 		r.rebase(a, n)
 	}
 	return r.mem.Discard(a, n)
@@ -57,6 +57,7 @@ func (r *ram) rebasePagesLocked(first, end uint64) {
 			continue
 		}
 		r.rebased++
+		r.detach(piece)
 		var rest []pageRange
 		if before := piece.first - run.first; before > 0 {
 			rest = append(rest, pageRange{run.first, before})

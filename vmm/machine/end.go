@@ -14,7 +14,7 @@ const (
 	ReasonReset    Reason = "reset"    // it rebooted; the machine does not
 	ReasonPowerOff Reason = "poweroff" // ACPI S5
 	ReasonPanic    Reason = "panic"    // its kernel panicked and then reset
-	ReasonMemory   Reason = "memory"   // a page of its RAM cannot be read: the file under it was cut short or its disk failed
+	ReasonMemory   Reason = "memory"   // a page of its RAM cannot be read, or is not what was saved: a file under it was cut short or damaged, or its disk failed
 	ReasonError    Reason = "error"    // KVM could not run it on
 )
 
@@ -36,12 +36,15 @@ const (
 	warmBoot = 0x1234
 )
 
-// supervise waits for a vCPU to report the guest's end, then stops the rest. It ends with the machine.
+// supervise waits for a vCPU to report the guest's end, or for memory to be found damaged, then stops the rest. It ends with the
+// machine.
 func (m *Machine) supervise() {
 	defer close(m.supervised)
 	select {
 	case end := <-m.endings:
 		m.finish(end)
+	case <-m.ram.verifier.failed():
+		m.finish(End{Reason: ReasonMemory, Detail: m.ram.verifier.wait().Error()})
 	case <-m.closing:
 	}
 }

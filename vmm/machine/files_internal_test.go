@@ -20,7 +20,7 @@ var testHost = sync.OnceValue(func() *Host {
 		return nil
 	}
 	defer dev.Close()
-	h, err := OpenHost(dev)
+	h, err := OpenHost(dev, KVMModule())
 	if err != nil {
 		return nil
 	}
@@ -37,11 +37,17 @@ func openFile(t *testing.T, path string, flags int) *os.File {
 }
 
 // savedFiles names the files of a snapshot; open opens them for one restore.
-type savedFiles struct{ state, base, diff string }
+type savedFiles struct {
+	state, base, diff string
+	below             []string // layers between base and diff
+}
 
 func (s savedFiles) open(t *testing.T) Snapshot {
 	t.Helper()
 	out := Snapshot{State: openFile(t, s.state, os.O_RDONLY), Base: openFile(t, s.base, os.O_RDONLY)}
+	for _, path := range s.below {
+		out.Layers = append(out.Layers, openFile(t, path, os.O_RDONLY))
+	}
 	if s.diff != "" {
 		out.Layers = append(out.Layers, openFile(t, s.diff, os.O_RDONLY))
 	}

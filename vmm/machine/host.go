@@ -5,8 +5,21 @@ import (
 	"fmt"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"torpor/vmm/kvm"
+	"torpor/vmm/snapshot"
 )
+
+// KVMModule is the name of the module behind /dev/kvm, empty where it cannot be seen.
+func KVMModule() string {
+	for _, module := range []string{"kvm_pvm", "kvm_intel", "kvm_amd"} {
+		if _, err := os.Stat("/sys/module/" + module); err == nil {
+			return module
+		}
+	}
+	return ""
+}
 
 // Host is what machines use of the host they run on. It is opened once, when the process starts: nothing is opened by its path
 // afterwards, and a jail may take all paths away. Machines borrow it.
@@ -14,12 +27,13 @@ type Host struct {
 	kvm     *kvm.System
 	pagemap *os.File // /proc/self/pagemap
 	statm   *os.File // /proc/self/statm
+	kernel  snapshot.Host
 }
 
-// OpenHost opens what machines need and checks that the KVM behind dev, an open /dev/kvm, can do all they ask of it. dev stays
-// the caller's.
-func OpenHost(dev *os.File) (_ *Host, err error) {
-	h := &Host{}
+// OpenHost opens what machines need and checks that the KVM behind dev, an open /dev/kvm, can do all they ask of it. module
+// names that KVM (KVMModule). dev stays the caller's.
+func OpenHost(dev *os.File, module string) (_ *Host, err error) {
+	h := &Host{kernel: snapshot.Host{KVM: module}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.Close())
@@ -28,6 +42,11 @@ func OpenHost(dev *os.File) (_ *Host, err error) {
 	if h.kvm, err = openKVM(dev); err != nil {
 		return nil, err
 	}
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return nil, fmt.Errorf("find the kernel's release: %w", err)
+	}
+	h.kernel.Kernel = unix.ByteSliceToString(name.Release[:])
 	if h.pagemap, err = os.Open("/proc/self/pagemap"); err != nil {
 		return nil, fmt.Errorf("find written pages: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -118,7 +119,7 @@ func verify(t *testing.T, s savedFiles) {
 		err = snapshot.VerifyMemory(s.base, state)
 	}
 	if err == nil && s.diff != "" {
-		err = snapshot.VerifyDiff(s.diff, state)
+		err = snapshot.VerifyLayers(state, append(slices.Clone(s.below), s.diff)...)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -218,7 +219,7 @@ func TestDiffIsExact(t *testing.T) {
 				fill(r, page, n)
 			case 2: // back to the base
 				b := make([]byte, n*4096)
-				if _, err := r.ram.base.ReadAt(b, int64(page*4096)); err != nil {
+				if _, err := r.ram.from.base.ReadAt(b, int64(page*4096)); err != nil {
 					t.Fatal(err)
 				}
 				r.poke(t, guestmem.Addr(page*4096), b...)

@@ -11,20 +11,19 @@ import (
 
 // source is where a save reads the guest's memory: as it is, or as it was when a view of it was taken.
 type source interface {
-	// read calls f for each of the runs, chunkPages in all at most and each within a region, with its contents. f must not keep
-	// them, and may be called more than once at a time if read is.
-	read(runs []pageRange, f func(run pageRange, b []byte) error) error
+	// read calls f with the contents of runs, one page-aligned slice for each; they are chunkPages in all at most, and each lies
+	// within a region. f must not keep them, and touches them under guarded only. It may be called more than once at a time if read
+	// is.
+	read(runs []pageRange, f func(b [][]byte) error) error
 }
 
 // read implements source for memory as it is: that of a machine that stands still.
-func (r *ram) read(runs []pageRange, f func(run pageRange, b []byte) error) error {
-	for _, run := range runs {
-		b := r.slice(run.first, run.n)
-		if err := guarded(b, func() error { return f(run, b) }); err != nil {
-			return err
-		}
+func (r *ram) read(runs []pageRange, f func(b [][]byte) error) error {
+	b := make([][]byte, len(runs))
+	for i, run := range runs {
+		b[i] = r.slice(run.first, run.n)
 	}
-	return nil
+	return f(b)
 }
 
 // viewed is memory as it was when the view was taken.
@@ -34,7 +33,7 @@ type viewed struct {
 	stop context.Context // of the checkpoint: what is not read when it ends is not worth reading
 }
 
-func (v viewed) read(runs []pageRange, f func(run pageRange, b []byte) error) error {
+func (v viewed) read(runs []pageRange, f func(b [][]byte) error) error {
 	if err := context.Cause(v.stop); err != nil {
 		return err
 	}
@@ -43,13 +42,11 @@ func (v viewed) read(runs []pageRange, f func(run pageRange, b []byte) error) er
 		pieces[i] = memview.Piece{Addr: v.ram.hostAddr(run.first), Len: int(run.n * snapshot.PageSize)}
 	}
 	err := v.view.Read(pieces, func(b []byte) error {
-		for i, run := range runs {
-			if err := f(run, b[:pieces[i].Len:pieces[i].Len]); err != nil {
-				return err
-			}
-			b = b[pieces[i].Len:]
+		parts := make([][]byte, len(runs))
+		for i := range runs {
+			parts[i], b = b[:pieces[i].Len:pieces[i].Len], b[pieces[i].Len:]
 		}
-		return nil
+		return f(parts)
 	})
 	if errors.Is(err, memview.ErrLost) {
 		err = fmt.Errorf("a page cannot be read: %w", err)

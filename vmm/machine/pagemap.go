@@ -66,6 +66,22 @@ func newPageSet(limit uint64) *pageSet {
 func (s *pageSet) add(page uint64)      { s.words[page/64] |= 1 << (page % 64) }
 func (s *pageSet) has(page uint64) bool { return s.words[page/64]>>(page%64)&1 == 1 }
 
+// addRange adds n pages.
+func (s *pageSet) addRange(first, n uint64) {
+	for page := first; page < first+n; page++ {
+		s.add(page)
+	}
+}
+
+// without is s without the pages of o, a set with the same limit.
+func (s *pageSet) without(o *pageSet) *pageSet {
+	out := newPageSet(s.limit)
+	for i, w := range s.words {
+		out.words[i] = w &^ o.words[i]
+	}
+	return out
+}
+
 // runs calls f for every maximal run of pages, cut at multiples of chunk pages, in ascending order.
 func (s *pageSet) runs(chunk uint64, f func(first, n uint64) error) error {
 	for page := uint64(0); page < s.limit; {
@@ -86,34 +102,6 @@ func (s *pageSet) runs(chunk uint64, f func(first, n uint64) error) error {
 		}
 	}
 	return nil
-}
-
-// batches calls f with the runs of the set, in ascending order and each within a chunk, as many together as make no more pages
-// than a chunk.
-func (s *pageSet) batches(chunk uint64, f func(runs []pageRange) error) error {
-	var batch []pageRange
-	pages := uint64(0)
-	flush := func() error {
-		if len(batch) == 0 {
-			return nil
-		}
-		err := f(batch)
-		batch, pages = batch[:0], 0
-		return err
-	}
-	err := s.runs(chunk, func(first, n uint64) error {
-		var err error
-		if pages+n > chunk {
-			err = flush()
-		}
-		batch = append(batch, pageRange{first, n})
-		pages += n
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return flush()
 }
 
 // any reports whether one of the n pages from first on is in the set.

@@ -12,21 +12,36 @@ import (
 
 // ram is the guest's memory and where it came from. Pages are counted as in a flat image: ascending, without the hole.
 //
-// Memory of a cold boot is anonymous. Restored memory maps its base image copy-on-write, with the long runs of its diff mapped
-// over it from the diff file; short runs were copied in. What a later diff must contain is therefore the pages that became
-// anonymous (package comment of pagemap.go) and the runs that are still mapped from the old diff: inherited.
+// Memory of a cold boot is anonymous. Restored memory maps its base image copy-on-write, with the long runs of its layers mapped
+// over it from their files; short runs were copied in. So a page that is not anonymous (package comment of pagemap.go) is what the
+// file below it has. For most pages that is what the chain of layers holds; for those that were copied in, or were given back by
+// the guest, it is the base's: they are detached.
+//
+// What a layer over the chain must contain is therefore the pages that became anonymous, and the detached ones that are not any
+// more: as in the base. A layer over the base alone needs instead, besides the anonymous pages, those still mapped from a layer:
+// inherited.
 type ram struct {
-	mem  *guestmem.Memory
-	base *os.File // nil: anonymous memory
-	// layered: there is a layer over the base.
-	layered bool
+	mem        *guestmem.Memory
+	from       lineage // its base is nil: anonymous memory
+	baseDigest snapshot.Digest
 
 	prefetch *prefetch // nil: none
+	mapped   *unverified
+	verifier *verifier // nil: nothing is mapped that would have to be verified
 
 	// mu guards what a balloon changes while the guest runs.
 	mu        sync.Mutex
 	inherited []pageRange // ascending
+	detached  *pageSet    // nil: none
 	rebased   int         // pieces mapped from the base again
+}
+
+// detach notes that pages are mapped from the base although the chain has them otherwise. Preconditions: mu, or nobody else yet.
+func (r *ram) detach(p pageRange) {
+	if r.detached == nil {
+		r.detached = newPageSet(r.pages())
+	}
+	r.detached.addRange(p.first, p.n)
 }
 
 // pageRange is a run of pages of the flat image.
@@ -75,18 +90,17 @@ func newRestoredRAM(f *os.File, size uint64) (_ *ram, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r.base = f
+	r.from = lineage{size: size, base: f}
 	return r, nil
 }
 
 func (r *ram) close() {
 	r.prefetch.end()
+	r.verifier.end()
 	for _, region := range r.mem.Regions() {
 		_ = guestmem.Unmap(region.Bytes)
 	}
-	if r.base != nil {
-		_ = r.base.Close()
-	}
+	r.from.close()
 }
 
 // pages is the number of pages of the flat image.

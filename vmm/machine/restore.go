@@ -38,15 +38,18 @@ func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Ma
 		*d, begin = now.Sub(begin), now
 	}
 	defer func() {
-		closeFiles(append(from.Layers, from.State, from.WorkingSet)...) // what is mapped of a layer outlives the descriptor
+		closeFiles(from.State, from.WorkingSet)
 		if err != nil {
-			closeFiles(from.Base)
+			closeFiles(append(from.Layers, from.Base)...)
 			cfg.close()
 		}
 	}()
 	err = cfg.validate()
 	if from.State == nil || from.Base == nil {
 		err = errors.Join(err, fmt.Errorf("%w: a snapshot is at least a state and a base memory", ErrConfig))
+	}
+	if len(from.Layers) > maxLayers {
+		err = errors.Join(err, fmt.Errorf("%w: %d memory layers, at most %d are possible", ErrConfig, len(from.Layers), maxLayers))
 	}
 	if err != nil {
 		return nil, phases, err
@@ -55,28 +58,18 @@ func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Ma
 	if err != nil {
 		return nil, phases, err
 	}
-	if len(from.Layers) > 1 {
-		return nil, phases, fmt.Errorf("%w: more than one memory layer is not read yet", ErrConfig)
-	}
-	if (len(from.Layers) > 0) != (state.Memory.Kind == snapshot.Diff) {
-		return nil, phases, &snapshot.Error{
-			Part: "state", Err: fmt.Errorf("%w: its memory is of kind %v", snapshot.ErrMismatch, state.Memory.Kind),
-		}
-	}
 	mem, err := newRestoredRAM(from.Base, cfg.MemoryBytes)
 	if err != nil {
 		return nil, phases, err
 	}
-	if len(from.Layers) > 0 {
-		mem.layered = true
-		if err := mem.applyDiff(from.Layers[0], state); err != nil {
-			mem.close()
-			return nil, phases, err
-		}
+	if err := mem.applyLayers(from.Layers, state); err != nil {
+		mem.close()
+		return nil, phases, err
 	}
 	if from.WorkingSet != nil {
 		mem.prefetch, from.WorkingSet = startPrefetch(mem, from.WorkingSet, log), nil
 	}
+	mem.startVerifier()
 	lap(&phases.Open)
 	m, err := assemble(cfg, mem, log)
 	if err != nil {
@@ -105,7 +98,7 @@ func (m *Machine) loadLocked(s *snapshot.State) error {
 	if d := s.Shape.Difference(m.shape); d != "" {
 		return &snapshot.Error{Part: "state, section shape 0", Err: fmt.Errorf("%w: %s", snapshot.ErrMismatch, d)}
 	}
-	if err := m.checkCPU(s.CPU); err != nil {
+	if err := errors.Join(m.checkCPU(s.CPU), m.checkHost(s.Host)); err != nil {
 		return err
 	}
 	m.baseSums = s.Memory.Sums

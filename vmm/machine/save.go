@@ -57,6 +57,9 @@ func (m *Machine) Save(o SaveOptions, state, memory *os.File) (saved Saved, err 
 		closeFiles(o.Tops...)
 		err = errors.Join(err, state.Close(), memory.Close())
 	}()
+	if err := m.ram.verifier.wait(); err != nil {
+		return Saved{}, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch State(m.state.Load()) {
@@ -80,7 +83,11 @@ func (m *Machine) Save(o SaveOptions, state, memory *os.File) (saved Saved, err 
 	if err != nil {
 		return Saved{}, err
 	}
-	if saved, err = m.write(plan, m.ram, state, memory); err != nil || len(o.Tops) == 0 {
+	pace, err := newPace(o.BytesPerSecond)
+	if err != nil {
+		return Saved{}, err
+	}
+	if saved, err = m.write(plan, m.ram, state, memory, pace); err != nil || len(o.Tops) == 0 {
 		return saved, err
 	}
 	files := o.Tops
@@ -93,9 +100,6 @@ func (m *Machine) Save(o SaveOptions, state, memory *os.File) (saved Saved, err 
 }
 
 func (m *Machine) canSave(o SaveOptions) error {
-	if o.BytesPerSecond > 0 {
-		return fmt.Errorf("%w: a save takes no limit yet", ErrConfig)
-	}
 	if len(o.Tops) > 0 {
 		if err := m.checkTops(o.Tops); err != nil {
 			return err
@@ -108,25 +112,23 @@ func (m *Machine) canSaveMemory(kind SaveKind) error {
 	switch {
 	case kind < SaveFull || kind > SaveCumulative:
 		return fmt.Errorf("%w: save kind %d", ErrConfig, kind)
-	case kind != SaveFull && m.ram.base == nil:
+	case kind != SaveFull && m.ram.from.base == nil:
 		return fmt.Errorf("%w: a diff needs a machine restored from base memory", ErrConfig)
-	case kind == SaveDiff && m.ram.layered:
-		return fmt.Errorf("%w: a diff to memory layers is not written yet, only to the base", ErrConfig)
 	}
 	return nil
 }
 
 // write writes memory, read from a source, and then the state. The machine may run if the source lets it.
-func (m *Machine) write(p savePlan, from source, stateFile, memoryFile *os.File) (saved Saved, err error) {
-	kind, state := p.kind, p.state
-	state.Memory = snapshot.Memory{Kind: snapshot.Diff, Sums: m.baseSums}
-	if kind == SaveFull {
+func (m *Machine) write(p savePlan, from source, stateFile, memoryFile *os.File, pace *pace) (saved Saved, err error) {
+	state := p.state
+	if p.layer == nil {
 		state.Memory.Kind = snapshot.Full
-		saved, state.Memory.Sums, err = m.ram.writeFull(from, memoryFile, p.written)
-		saved.Memory = snapshot.BaseDigest(m.ram.mem.Size(), state.Memory.Sums)
+		saved, state.Memory.Sums, err = m.ram.writeFull(from, memoryFile, p.written, pace)
+		saved.Memory = state.Base()
 	} else {
-		saved, err = m.ram.writeDiff(from, memoryFile, p.written, state.ID)
-		saved.Parent = snapshot.BaseDigest(m.ram.mem.Size(), m.baseSums)
+		job := &layerJob{layerPlan: p.layer, from: from, f: memoryFile, pace: pace}
+		saved, err = job.write(state.ID, m.ram.baseDigest)
+		state.Memory = snapshot.Memory{Kind: snapshot.Diff, Sums: m.baseSums, Top: saved.Memory}
 	}
 	if err == nil {
 		err = datasync(memoryFile)
@@ -170,7 +172,7 @@ func allocated(f *os.File) uint64 {
 // stateLocked collects everything but memory. Devices come first: what they still do can reach the interrupt controllers. of is
 // how a device is saved.
 func (m *Machine) stateLocked(of func(*mmio.Transport) ([]byte, error)) (*snapshot.State, error) {
-	s := &snapshot.State{Shape: m.shape, Clock: m.clock}
+	s := &snapshot.State{Shape: m.shape, Clock: m.clock, Host: m.host.kernel}
 	_, _ = rand.Read(s.ID[:]) // never fails (crypto/rand)
 	for _, slot := range m.bus.slots {
 		b, err := of(slot.transport)

@@ -22,10 +22,12 @@ const (
 	sectionVM      = 4
 	sectionVCPU    = 5 // one per vCPU, instance = its index
 	sectionDevices = 6
+	sectionHost    = 7 // since version 2
 )
 
 var sectionNames = map[uint32]string{
 	sectionShape: "shape", sectionCPU: "cpu", sectionMemory: "memory", sectionVM: "vm", sectionVCPU: "vcpu", sectionDevices: "devices",
+	sectionHost: "host",
 }
 
 // Encode returns the state as a file's bytes.
@@ -51,6 +53,7 @@ func (s *State) Encode() []byte {
 		add(sectionVCPU, uint32(i), s.VCPUs[i].encode())
 	}
 	add(sectionDevices, 0, s.encodeDevices())
+	add(sectionHost, 0, s.Host.encode())
 
 	header := encoder(stateMagic)
 	header.u32(StateVersion)
@@ -69,8 +72,9 @@ func DecodeState(b []byte) (*State, error) {
 	if len(b) < stateHeaderBytes || string(b[:8]) != stateMagic {
 		return nil, badf(part, "this is not a state file")
 	}
-	if v := le.Uint32(b[8:]); v != StateVersion {
-		return nil, bad(part, fmt.Errorf("%w %d (this Torpor reads version %d)", ErrVersion, v, StateVersion))
+	version := le.Uint32(b[8:])
+	if version < 1 || version > StateVersion {
+		return nil, bad(part, fmt.Errorf("%w %d (this Torpor reads versions up to %d)", ErrVersion, version, StateVersion))
 	}
 	if Checksum(b[:44]) != le.Uint32(b[44:]) {
 		return nil, bad(part, ErrChecksum)
@@ -82,11 +86,14 @@ func DecodeState(b []byte) (*State, error) {
 	rest := b[stateHeaderBytes:]
 	last := uint64(0)
 	for range le.Uint32(b[12:]) {
-		order, err := s.decodeSection(&rest, last)
+		order, err := s.decodeSection(&rest, last, version)
 		if err != nil {
 			return nil, err
 		}
 		last = order
+	}
+	if hasHost := last>>32 == sectionHost; hasHost != (version > 1) {
+		return nil, badf("state", "section host in a file of version %d: %t", version, hasHost)
 	}
 	if len(rest) != 0 {
 		return nil, badf(part, "%d bytes after the last section", len(rest))
@@ -95,7 +102,7 @@ func DecodeState(b []byte) (*State, error) {
 }
 
 // decodeSection reads one section off rest. Sections ascend by kind and instance; last is the order of the one before.
-func (s *State) decodeSection(rest *[]byte, last uint64) (order uint64, err error) {
+func (s *State) decodeSection(rest *[]byte, last uint64, version uint32) (order uint64, err error) {
 	b := *rest
 	if len(b) < sectionBytes {
 		return 0, badf("state", "a section header is cut short")
@@ -124,7 +131,7 @@ func (s *State) decodeSection(rest *[]byte, last uint64) (order uint64, err erro
 	case sectionCPU:
 		s.CPU.decode(d)
 	case sectionMemory:
-		s.Memory.decode(d)
+		s.Memory.decode(d, version)
 	case sectionVM:
 		s.decodeVM(d)
 	case sectionVCPU:
@@ -136,6 +143,8 @@ func (s *State) decodeSection(rest *[]byte, last uint64) (order uint64, err erro
 		s.VCPUs = append(s.VCPUs, v)
 	case sectionDevices:
 		s.decodeDevices(d)
+	case sectionHost:
+		s.Host.decode(d)
 	}
 	if !d.done() {
 		return 0, badf(part, "its contents do not fill it exactly")
@@ -150,6 +159,8 @@ func (s *State) validate() error {
 		return badf("state", "%d vCPU sections for %d vCPUs", len(s.VCPUs), s.Shape.VCPUs)
 	case s.Memory.Kind != Full && s.Memory.Kind != Diff:
 		return badf("state, section memory 0", "memory %v", s.Memory.Kind)
+	case s.Memory.Kind == Full && !s.Memory.Top.IsZero():
+		return badf("state, section memory 0", "a layer over a full memory")
 	case s.Shape.MemoryBytes%PageSize != 0 || uint64(len(s.Memory.Sums)) != chunks(s.Shape.MemoryBytes):
 		return badf("state, section memory 0", "%d checksums for %d bytes", len(s.Memory.Sums), s.Shape.MemoryBytes)
 	}

@@ -75,34 +75,43 @@ func VerifyState(path string) error {
 // InspectState reads and verifies a state file for display. Register blocks and device states are in it, as bytes.
 func InspectState(path string) (*State, error) { return ReadState(path) }
 
-// InspectDiff reads and verifies the header and table of a diff file.
-func InspectDiff(path string) (DiffInfo, []Run, error) {
-	var (
-		info DiffInfo
-		runs []Run
-	)
-	err := withFile(path, func(f *os.File) error {
-		d, err := OpenDiff(f)
+// InspectLayer reads and verifies the header and table of a memory layer, which errors call by label.
+func InspectLayer(path, label string) (info LayerInfo, runs []Run, err error) {
+	err = withFile(path, func(f *os.File) error {
+		l, err := OpenLayer(f, label)
 		if err == nil {
-			info, runs = d.Info, d.Runs
+			info, runs = l.Info, l.Runs
 		}
 		return err
 	})
 	return info, runs, err
 }
 
-// VerifyDiff checks every byte of a diff file, and that it belongs to the state.
-func VerifyDiff(path string, s *State) error {
-	return withFile(path, func(f *os.File) error {
-		d, err := OpenDiff(f)
+// VerifyLayer checks every byte of a memory layer, which errors call by label, and returns its header.
+func VerifyLayer(path, label string) (info LayerInfo, err error) {
+	err = withFile(path, func(f *os.File) error {
+		l, err := OpenLayer(f, label)
 		if err != nil {
 			return err
 		}
-		if err := s.Owns(d.Info); err != nil {
+		info = l.Info
+		return l.Verify()
+	})
+	return info, err
+}
+
+// VerifyLayers checks every byte of memory layers, oldest first, that they lie upon one another, and that they belong to the state.
+func VerifyLayers(s *State, paths ...string) error {
+	var layers []*Layer
+	for i, path := range paths {
+		label := LayerLabel(i)
+		info, err := VerifyLayer(path, label)
+		if err != nil {
 			return err
 		}
-		return d.Verify()
-	})
+		layers = append(layers, &Layer{Info: info, label: label})
+	}
+	return s.Owns(layers)
 }
 
 // VerifyMemory checks the flat image that belongs to the state: its memory file if that is full, its base if it is a diff.
@@ -110,13 +119,29 @@ func VerifyMemory(path string, s *State) error {
 	return withFile(path, func(f *os.File) error { return VerifyFlat(f, s.Shape.MemoryBytes, s.Memory.Sums) })
 }
 
-// Owns reports, as an *Error, whether the diff with this header was saved together with s.
-func (s *State) Owns(d DiffInfo) error {
-	if s.Memory.Kind != Diff || s.ID != d.ID || s.Shape.MemoryBytes != d.MemoryBytes {
-		return bad("diff header", fmt.Errorf("%w: diff %v, state %v", ErrMismatch, d.ID, s.ID))
+// LayerLabel is what errors call the layer with an index in a chain.
+func LayerLabel(index int) string { return fmt.Sprintf("memory layer %d", index+1) }
+
+// Owns reports, as an *Error, whether these layers, oldest first, are the memory that was saved together with s.
+func (s *State) Owns(layers []*Layer) error {
+	if (s.Memory.Kind == Diff) != (len(layers) > 0) {
+		return bad("state", fmt.Errorf("%w: its memory is of kind %v, and there are %d layers", ErrMismatch, s.Memory.Kind, len(layers)))
+	}
+	if len(layers) == 0 {
+		return nil
+	}
+	if err := CheckChain(s.Base(), layers); err != nil {
+		return err
+	}
+	newest := layers[len(layers)-1]
+	if s.ID != newest.Info.ID || s.Shape.MemoryBytes != newest.Info.MemoryBytes || !s.Memory.Top.IsZero() && s.Memory.Top != newest.Info.Name() {
+		return bad(newest.label+", header", fmt.Errorf("%w: it is of %v, the state of %v", ErrMismatch, newest.Info.ID, s.ID))
 	}
 	return nil
 }
+
+// Base names the flat image whose checksums the state has.
+func (s *State) Base() Digest { return BaseDigest(s.Shape.MemoryBytes, s.Memory.Sums) }
 
 func withFile(path string, f func(*os.File) error) error {
 	file, err := os.Open(path)

@@ -64,17 +64,28 @@ func (m Memory) encode() (e encoder) {
 	for _, sum := range m.Sums {
 		e.u32(sum)
 	}
-	return e
+	return append(e, m.Top[:]...)
 }
 
-func (m *Memory) decode(d *decoder) {
+func (m *Memory) decode(d *decoder, version uint32) {
 	m.Kind = MemoryKind(d.u8())
 	n := d.count(4)
 	m.Sums = make([]uint32, 0, n)
 	for range n {
 		m.Sums = append(m.Sums, d.u32())
 	}
+	if version > 1 {
+		copy(m.Top[:], d.take(len(m.Top)))
+	}
 }
+
+func (h Host) encode() (e encoder) {
+	e.bytes([]byte(h.Kernel))
+	e.bytes([]byte(h.KVM))
+	return e
+}
+
+func (h *Host) decode(d *decoder) { h.Kernel, h.KVM = string(d.bytes()), string(d.bytes()) }
 
 func (s *State) encodeVM() (e encoder) {
 	e.u64(s.Clock)

@@ -1,9 +1,9 @@
 // Package snapshot reads and writes the files of a saved machine. FORMAT.md is the byte-level contract.
 //
-// A saved machine is two files: the state (vCPUs, interrupt controllers, devices, what the CPU must be able to do) and the
-// memory, which is either a flat image in the order of guest-physical addresses without the hole below 4 GiB (full), or the
-// pages that differ from such an image (diff). Every byte of both is under a checksum. The diff is complete relative to its
-// base: it never refers to an earlier diff.
+// A saved machine is a state (vCPUs, interrupt controllers, devices, what the CPU must be able to do) and a memory: a flat image
+// in the order of guest-physical addresses without the hole below 4 GiB (full), or such an image, the base, with layers over it,
+// each of the pages that differ from what is below (diff). Every byte of every file is under a checksum, and each layer names what
+// it lies upon by digest. Merge makes one layer of several.
 //
 // The package knows nothing of KVM: register blocks and device states are opaque bytes here. It is a leaf.
 package snapshot
@@ -32,7 +32,7 @@ var (
 
 // Error says which part of a snapshot is bad and why.
 type Error struct {
-	Part string // such as "state, section vcpu 1" or "diff, pages 4096-4351"
+	Part string // such as "state, section vcpu 1" or "memory layer 2, pages 4096-4351"
 	Err  error
 }
 
@@ -47,7 +47,7 @@ func badf(part, format string, args ...any) error {
 	return bad(part, fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, args...)))
 }
 
-// ID names one snapshot; its state and its diff carry the same one.
+// ID names one snapshot; its state and its newest memory layer carry the same one.
 type ID [16]byte
 
 func (id ID) String() string { return fmt.Sprintf("%x", id[:]) }

@@ -38,7 +38,8 @@ func sample() *snapshot.State {
 			Vendor: "AuthenticAMD", XSaveBytes: 4096,
 			Features: []snapshot.Features{{Leaf: 1, Register: snapshot.ECX, Bits: 0x80202001}, {Leaf: 7, Register: snapshot.EBX, Bits: 1 << 5}},
 		},
-		Memory: snapshot.Memory{Kind: snapshot.Diff, Sums: []uint32{1, 2, 3, 4}},
+		Host:   snapshot.Host{Kernel: "6.1.0-18-amd64", KVM: "kvm_amd"},
+		Memory: snapshot.Memory{Kind: snapshot.Diff, Sums: []uint32{1, 2, 3, 4}, Top: snapshot.Digest{9}},
 		Clock:  123_456_789, IRQChips: [][]byte{block(520, 1), block(520, 2), block(520, 3)},
 		VCPUs:   []snapshot.VCPU{vcpu(0), vcpu(1)},
 		Devices: []snapshot.Device{{Name: "virtio 0", Data: []byte("block")}, {Name: "serial", Data: []byte{0, 1}}},
@@ -76,7 +77,7 @@ func TestTemplateRoundTrip(t *testing.T) {
 func TestStateRoundTripAndGolden(t *testing.T) {
 	want := sample()
 	raw := want.Encode()
-	golden(t, "v1.state", raw)
+	golden(t, "v2.state", raw)
 	got, err := snapshot.DecodeState(raw)
 	if err != nil {
 		t.Fatal(err)
@@ -107,8 +108,8 @@ func TestAnyFlippedBitInAStateIsFound(t *testing.T) {
 
 func TestStateOfAnotherVersionIsRefusedByName(t *testing.T) {
 	raw := sample().Encode()
-	raw[8] = 2
-	if _, err := snapshot.DecodeState(raw); !errors.Is(err, snapshot.ErrVersion) || !strings.Contains(err.Error(), "2") {
+	raw[8] = 3
+	if _, err := snapshot.DecodeState(raw); !errors.Is(err, snapshot.ErrVersion) || !strings.Contains(err.Error(), "3") {
 		t.Errorf("%v", err)
 	}
 }
@@ -165,61 +166,146 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 
 func (f *file) ReadAt(p []byte, off int64) (int, error) { return bytes.NewReader(f.b).ReadAt(p, off) }
 
-func sampleDiff(t testing.TB) *file {
-	t.Helper()
-	f := &file{}
-	w := snapshot.NewDiffWriter(f, sample().ID, memoryBytes)
-	page := func(n int, v byte) []byte { return bytes.Repeat([]byte{v}, n*snapshot.PageSize) }
-	for _, step := range []error{
-		w.Data(1, page(2, 0xaa)), w.Zero(5, 3), w.Data(8, page(1, 0xbb)), w.Data(400, page(300, 0xcc)), w.Zero(769, 1),
-	} {
-		if step != nil {
-			t.Fatal(step)
-		}
-	}
-	info, err := w.Finish()
-	if err != nil || info.DataPages != 303 || info.ZeroPages != 4 {
-		t.Fatalf("%+v %v", info, err)
-	}
-	return f
+var sampleBase = sample().Base()
+
+// run is what a test puts into a layer. value is of every byte, if it is data.
+type run struct {
+	kind        snapshot.RunKind
+	page, pages uint64
+	value       byte
 }
 
-func TestDiffRoundTripAndGolden(t *testing.T) {
-	f := sampleDiff(t)
-	golden(t, "v1.diff.head", f.b[:3*snapshot.PageSize])
-	golden(t, "v1.diff.table", f.b[snapshot.PageSize*304:])
-	d, err := snapshot.OpenDiff(f)
+// build writes a layer.
+func build(t testing.TB, f io.WriterAt, info snapshot.LayerInfo, runs ...run) snapshot.LayerInfo {
+	t.Helper()
+	b := snapshot.NewLayerBuilder(info)
+	var values []byte
+	for _, r := range runs {
+		if err := b.Add(r.kind, r.page, r.pages); err != nil {
+			t.Fatal(err)
+		}
+		for len(values) < len(b.Runs) {
+			values = append(values, r.value)
+		}
+	}
+	for i := range b.Runs {
+		if r := &b.Runs[i]; r.Kind == snapshot.RunData {
+			data := bytes.Repeat(values[i:i+1], r.Bytes())
+			r.Sum = snapshot.Checksum(data)
+			if _, err := f.WriteAt(data, int64(r.Offset)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	out, err := b.Finish(f)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Verify(); err != nil {
+	return out
+}
+
+// sampleLayer is the one of the golden files.
+func sampleLayer(t testing.TB) (*file, snapshot.LayerInfo) {
+	t.Helper()
+	f := &file{}
+	info := build(
+		t, f, snapshot.LayerInfo{ID: sample().ID, MemoryBytes: memoryBytes, Base: sampleBase, Parent: snapshot.Digest{7}, Replaces: snapshot.Digest{8}},
+		run{snapshot.RunData, 1, 2, 0xaa}, run{snapshot.RunZero, 5, 3, 0}, run{snapshot.RunData, 8, 1, 0xbb}, run{snapshot.RunBase, 100, 4, 0},
+		run{snapshot.RunData, 400, 300, 0xcc}, run{snapshot.RunZero, 769, 1, 0},
+	)
+	if info.DataPages != 303 || info.ZeroPages != 4 || info.BasePages != 4 || info.FileBytes != uint64(len(f.b)) {
+		t.Fatalf("%+v", info)
+	}
+	return f, info
+}
+
+func open(t testing.TB, f io.ReaderAt) *snapshot.Layer {
+	t.Helper()
+	l, err := snapshot.OpenLayer(f, "the layer")
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := sample().Owns(d.Info); err != nil {
-		t.Error(err)
+	return l
+}
+
+func TestLayerRoundTripAndGolden(t *testing.T) {
+	f, info := sampleLayer(t)
+	golden(t, "v2.layer.head", f.b[:3*snapshot.PageSize])
+	golden(t, "v2.layer.table", f.b[snapshot.PageSize*304:])
+	l := open(t, f)
+	if err := l.Verify(); err != nil {
+		t.Fatal(err)
 	}
-	other := sample()
-	other.ID[0]++
-	if err := other.Owns(d.Info); !errors.Is(err, snapshot.ErrMismatch) {
-		t.Errorf("a state took another's diff: %v", err)
+	if l.Info != info || info.Name() != info.Replaces {
+		t.Errorf("written %+v\nread    %+v", info, l.Info)
 	}
 	var pages []uint64
-	for _, r := range d.Runs {
+	for _, r := range l.Runs {
 		pages = append(pages, r.Page)
 	}
-	if want := []uint64{1, 5, 8, 400, 656, 769}; !reflect.DeepEqual(pages, want) {
+	if want := []uint64{1, 5, 8, 100, 400, 512, 769}; !reflect.DeepEqual(pages, want) {
 		t.Errorf("runs at %v, want %v", pages, want)
 	}
-	b := make([]byte, d.Runs[2].Bytes())
-	if err := d.ReadRun(d.Runs[2], b); err != nil || b[0] != 0xbb {
+	b := make([]byte, l.Runs[2].Bytes())
+	if err := l.ReadRun(l.Runs[2], b); err != nil || b[0] != 0xbb {
 		t.Errorf("%#x %v", b[0], err)
 	}
 }
 
-func TestAnyFlippedBitInADiffIsFound(t *testing.T) {
-	f := sampleDiff(t)
+// goldenV1 puts the golden layer of version 1 together, of which the data is left out.
+func goldenV1(t testing.TB) *file {
+	t.Helper()
+	f := &file{}
+	for _, part := range []struct {
+		name string
+		page int64
+	}{{"v1.diff.head", 0}, {"v1.diff.table", 304}} {
+		b, err := os.ReadFile(filepath.Join("testdata", part.name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteAt(b, part.page*snapshot.PageSize); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for page := 3; page < 304; page++ {
+		value := byte(0xcc)
+		if page == 3 {
+			value = 0xbb
+		}
+		copy(f.b[page*snapshot.PageSize:], bytes.Repeat([]byte{value}, snapshot.PageSize))
+	}
+	return f
+}
+
+func TestVersion1IsRead(t *testing.T) {
+	raw, err := os.ReadFile(filepath.Join("testdata", "v1.state"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := sample()
+	want.Host, want.Memory.Top = snapshot.Host{}, snapshot.Digest{}
+	state, err := snapshot.DecodeState(raw)
+	if err != nil || !reflect.DeepEqual(state, want) {
+		t.Fatalf("decoded %+v, %v", state, err)
+	}
+	l := open(t, goldenV1(t))
+	if err := errors.Join(l.Verify(), state.Owns([]*snapshot.Layer{l})); err != nil {
+		t.Error(err)
+	}
+	if l.Info.Version != 1 || l.Info.DataPages != 303 || l.Info.Name() != l.Info.Digest {
+		t.Errorf("%+v", l.Info)
+	}
+	state.ID[0]++
+	if err := state.Owns([]*snapshot.Layer{l}); !errors.Is(err, snapshot.ErrMismatch) {
+		t.Errorf("a state took another's layer: %v", err)
+	}
+}
+
+func TestAnyFlippedBitInALayerIsFound(t *testing.T) {
+	f, _ := sampleLayer(t)
 	check := func() error {
-		d, err := snapshot.OpenDiff(f)
+		d, err := snapshot.OpenLayer(f, "the layer")
 		if err != nil {
 			return err
 		}
@@ -227,11 +313,8 @@ func TestAnyFlippedBitInADiffIsFound(t *testing.T) {
 	}
 	var step int
 	for i := 0; i < len(f.b); i += step {
-		if step = 1; i > 100 && i < len(f.b)-300 {
+		if step = 1; i > snapshot.PageSize+100 && i < len(f.b)-300 {
 			step = 977 // page data: a sample will do
-		}
-		if i >= 64 && i < snapshot.PageSize {
-			continue // padding between header and data
 		}
 		f.b[i] ^= 1 << (i % 8)
 		err := check()
@@ -243,47 +326,46 @@ func TestAnyFlippedBitInADiffIsFound(t *testing.T) {
 	if err := check(); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []int{0, 63, 64, 4096, 8192, len(f.b) - 1} {
+	for _, n := range []int{0, 63, 64, 191, 192, 4096, 8192, len(f.b) - 1} {
 		short := &file{f.b[:n]}
-		if _, err := snapshot.OpenDiff(short); !errors.As(err, new(*snapshot.Error)) {
+		if _, err := snapshot.OpenLayer(short, "the layer"); !errors.As(err, new(*snapshot.Error)) {
 			t.Errorf("accepted the first %d bytes: %v", n, err)
 		}
 	}
 }
 
-func TestDiffWriterRefusesDisorder(t *testing.T) {
-	page := make([]byte, snapshot.PageSize)
-	for name, f := range map[string]func(*snapshot.DiffWriter) error{
-		"backwards":    func(w *snapshot.DiffWriter) error { return errors.Join(w.Data(5, page), w.Data(4, page)) },
-		"twice":        func(w *snapshot.DiffWriter) error { return errors.Join(w.Data(5, page), w.Zero(5, 1)) },
-		"beyond":       func(w *snapshot.DiffWriter) error { return w.Data(memoryBytes/snapshot.PageSize, page) },
-		"part of page": func(w *snapshot.DiffWriter) error { return w.Data(5, page[:100]) },
-		"nothing":      func(w *snapshot.DiffWriter) error { return w.Zero(5, 0) },
-		"too many":     func(w *snapshot.DiffWriter) error { return w.Zero(5, 257) },
+func TestLayerBuilderRefusesDisorder(t *testing.T) {
+	for name, runs := range map[string][]run{
+		"backwards": {{snapshot.RunData, 5, 1, 0}, {snapshot.RunData, 4, 1, 0}},
+		"twice":     {{snapshot.RunData, 5, 1, 0}, {snapshot.RunZero, 5, 1, 0}},
+		"beyond":    {{snapshot.RunData, memoryBytes / snapshot.PageSize, 1, 0}},
+		"overflow":  {{snapshot.RunZero, 5, 1<<64 - 2, 0}},
+		"nothing":   {{snapshot.RunZero, 5, 0, 0}},
 	} {
-		if f(snapshot.NewDiffWriter(&file{}, snapshot.ID{}, memoryBytes)) == nil {
+		b := snapshot.NewLayerBuilder(snapshot.LayerInfo{MemoryBytes: memoryBytes})
+		var err error
+		for _, r := range runs {
+			err = b.Add(r.kind, r.page, r.pages)
+		}
+		if err == nil {
 			t.Errorf("%s was accepted", name)
 		}
 	}
 }
 
 // The written bytes stay near the pages they carry, however short the runs are.
-func TestDiffIsNotMuchLargerThanItsPages(t *testing.T) {
+func TestLayerIsNotMuchLargerThanItsPages(t *testing.T) {
 	const pages = 100_000
-	f := &file{b: make([]byte, 0, 64<<20)}
-	w := snapshot.NewDiffWriter(f, snapshot.ID{}, pages*snapshot.PageSize)
+	b := snapshot.NewLayerBuilder(snapshot.LayerInfo{MemoryBytes: pages * snapshot.PageSize})
 	rng := rand.New(rand.NewPCG(5, 6))
-	page := make([]byte, snapshot.PageSize)
+	stored := uint64(0)
 	for p := uint64(0); p < pages; p += 1 + rng.Uint64N(20) {
-		if err := w.Data(p, page); err != nil {
+		if err := b.Add(snapshot.RunData, p, 1); err != nil {
 			t.Fatal(err)
 		}
+		stored++
 	}
-	info, err := w.Finish()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if over := float64(len(f.b)) / float64(info.DataPages*snapshot.PageSize); over > 1.02 {
+	if over := float64(b.FileBytes()) / float64(stored*snapshot.PageSize); over > 1.02 {
 		t.Errorf("the file is %.3f times its pages", over)
 	}
 }
@@ -315,6 +397,9 @@ func TestVerifyFlat(t *testing.T) {
 
 func FuzzState(f *testing.F) {
 	f.Add(sample().Encode())
+	if old, err := os.ReadFile(filepath.Join("testdata", "v1.state")); err == nil {
+		f.Add(old)
+	}
 	small := sample()
 	small.Shape.Disks, small.CPU.Features, small.Devices, small.IRQChips = nil, nil, nil, nil
 	f.Add(small.Encode())
@@ -326,21 +411,21 @@ func FuzzState(f *testing.F) {
 			}
 			return
 		}
-		if !bytes.Equal(s.Encode(), raw) {
+		if raw[8] == snapshot.StateVersion && !bytes.Equal(s.Encode(), raw) {
 			t.Error("decodes, but encodes to other bytes")
 		}
 	})
 }
 
-func FuzzDiff(f *testing.F) {
-	f.Add(sampleDiff(f).b)
+func FuzzLayer(f *testing.F) {
+	layer, _ := sampleLayer(f)
+	f.Add(layer.b)
+	f.Add(goldenV1(f).b)
 	empty := &file{}
-	if _, err := snapshot.NewDiffWriter(empty, snapshot.ID{}, memoryBytes).Finish(); err != nil {
-		f.Fatal(err)
-	}
+	build(f, empty, snapshot.LayerInfo{MemoryBytes: memoryBytes, Base: snapshot.Digest{1}, Parent: snapshot.Digest{1}})
 	f.Add(empty.b)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		d, err := snapshot.OpenDiff(&file{raw})
+		d, err := snapshot.OpenLayer(&file{raw}, "the layer")
 		if err == nil {
 			err = d.Verify()
 			last := uint64(0)

@@ -2,14 +2,15 @@ package snapshot
 
 import "fmt"
 
-// StateVersion is the version of the state format this package writes, and the only one it reads so far.
-const StateVersion = 1
+// StateVersion is the version of the state format this package writes. It reads this and version 1.
+const StateVersion = 2
 
 // State is a saved machine without its memory.
 type State struct {
 	ID       ID
 	Shape    Shape
 	CPU      CPU
+	Host     Host
 	Memory   Memory
 	Clock    uint64 // kvmclock, ns
 	IRQChips [][]byte
@@ -33,13 +34,19 @@ type Disk struct {
 	ReadOnly bool
 }
 
+// Host is the kernel a snapshot was taken on; empty in a state of version 1, which does not say.
+type Host struct {
+	Kernel string // its release, as uname -r has it
+	KVM    string // the module behind /dev/kvm, such as kvm_amd
+}
+
 // MemoryKind says what the memory file of a snapshot is.
 type MemoryKind uint8
 
 // The kinds of memory file.
 const (
 	Full MemoryKind = 1 // flat image
-	Diff MemoryKind = 2 // pages that differ from a base image
+	Diff MemoryKind = 2 // layers of pages that differ from a base image
 )
 
 func (k MemoryKind) String() string {
@@ -57,6 +64,7 @@ func (k MemoryKind) String() string {
 type Memory struct {
 	Kind MemoryKind
 	Sums []uint32
+	Top  Digest // name of the newest layer of a diff; zero for a full memory, and in a state of version 1
 }
 
 // VCPU is the state of one virtual CPU: the kernel's structs as they are (see vmm/kvm), and MSRs.
