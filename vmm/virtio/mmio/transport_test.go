@@ -356,6 +356,58 @@ func TestPauseAndResume(t *testing.T) {
 	}
 }
 
+// directProbe serves its second queue where its notifications come in.
+type directProbe struct {
+	*probe
+	served []int
+	work   func()
+}
+
+func (p *directProbe) Direct(queue int) bool { return queue == 1 }
+
+func (p *directProbe) Serve(queue int) func() {
+	p.call("serve", p.active && !p.paused && queue == 1)
+	p.served = append(p.served, queue)
+	return p.work
+}
+
+// A queue that is served directly is served while the device runs, and without the transport's lock.
+func TestServe(t *testing.T) {
+	b := newBench(t)
+	b.up()
+	b.tr.Serve(1) // of a device that serves nothing
+	p := &directProbe{probe: b.dev}
+	worked := 0
+	p.work = func() {
+		worked++
+		b.set(0x50, 0) // a register, by the guest
+	}
+	b.dev.active = false
+	b.tr = mmio.NewTransport(p, b.mem, func() { b.signals.Add(1) })
+	b.tr.Serve(1)
+	b.up()
+	for _, queue := range []int{1, -1, 2} {
+		b.tr.Serve(queue)
+	}
+	if worked != 1 || !slices.Equal(p.served, []int{1}) || !slices.Equal(b.dev.notified, []int{0}) {
+		t.Errorf("worked %d times, served %v, notified %v", worked, p.served, b.dev.notified)
+	}
+	if err := b.tr.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	b.tr.Serve(1)
+	if err := b.tr.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	p.work = nil // nothing to do after all
+	b.tr.Serve(1)
+	b.set(0x70, 0)
+	b.tr.Serve(1)
+	if worked != 1 || !slices.Equal(p.served, []int{1, 1}) {
+		t.Errorf("worked %d times, served %v", worked, p.served)
+	}
+}
+
 // saved brings b to a state, saves it, and loads it into a fresh transport over the same memory.
 func saved(t *testing.T, b *bench) (*bench, []byte) {
 	t.Helper()
