@@ -96,6 +96,9 @@ func TestAVMMIsJailed(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, status)
 		}
 	}
+	if calm := calmThreads(t, p.Identity().PID); len(calm) != 1 || calm[0] == p.Identity().PID {
+		t.Errorf("threads %v of process %d sleep longer, want its monitor to", calm, p.Identity().PID)
+	}
 	// An agent that comes later finds the process and the cell it is in.
 	p.Detach()
 	found, err := s.Scan()
@@ -113,6 +116,26 @@ func TestAVMMIsJailed(t *testing.T) {
 	if err := adopted.Kill(bounded(t)); err != nil {
 		t.Error(err)
 	}
+}
+
+// calmThreads are the threads of a process whose sleeps may be longer.
+func calmThreads(t *testing.T, pid int) (calm []int) {
+	t.Helper()
+	threads, err := os.ReadDir("/proc/" + itoa(pid) + "/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		slack, err := os.ReadFile("/proc/" + thread.Name() + "/timerslack_ns")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.TrimSpace(string(slack)) == itoa(int(monitorSlack)) {
+			id, _ := strconv.Atoi(thread.Name())
+			calm = append(calm, id)
+		}
+	}
+	return calm
 }
 
 func TestAJailThatCannotBeEnteredSaysWhy(t *testing.T) {

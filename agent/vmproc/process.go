@@ -102,6 +102,7 @@ func (s *Supervisor) Start(ctx context.Context, name, logPath string) (_ *Proces
 		killed := p.Kill(context.WithoutCancel(ctx))
 		return nil, errors.Join(fmt.Errorf("the VMM did not answer (%s): %w; see %s", p.ended, err, logPath), killed)
 	}
+	calmMonitor(p.identity.PID)
 	return p, nil
 }
 
