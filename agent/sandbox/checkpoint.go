@@ -179,6 +179,9 @@ func (s *Sandbox) capture(draft *kept.Draft) (*capture, error) {
 		return nil, err
 	}
 	c.memory = s.planGeneration(s.rec.Clone(), 0)
+	if err := s.m.checkRoom(c.memory.needs(s.resident) + stateRoom); err != nil {
+		return nil, apierr.As(err).For(s.id).With(s.rec.State, string(s.envd.State))
+	}
 	if err := c.memory.link(draft.Draft); err != nil {
 		return nil, err
 	}

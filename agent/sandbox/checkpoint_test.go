@@ -446,3 +446,50 @@ func TestForkRefusesWhatItCannotMake(t *testing.T) {
 	}
 	r.onShelf()
 }
+
+// What a frozen sandbox is kept as is its generation; it stays frozen.
+func TestASnapshotAndAForkOfAFrozenSandbox(t *testing.T) {
+	r := newRig(t)
+	r.freezes()
+	s := r.create("i1")
+	r.w.setMemory("i1", "m")
+	r.pause(s)
+	r.keep(s, "s1")
+	if _, err := r.m.Fork(r.ctx(), ForkRequest{ParentID: "i1", Timeout: time.Minute, Children: []Child{{"c1", "t1"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if v := s.View(); v.VM() != Paused || v.Tier != TierFrozen {
+		t.Errorf("it is %s, %s", v.State, v.Tier)
+	}
+	r.wantMemory("c1", "m")
+	r.from("s1", "i2")
+	r.wantMemory("i2", "m")
+	r.resume(s)
+	r.w.setMemory("i1", "later")
+	r.keep(s, "s2") // of a VM that was frozen and runs on
+	r.from("s2", "i3")
+	r.wantMemory("i3", "later")
+}
+
+// The memory of snapshots, of what is made from them, and so on, is a chain that is bounded.
+func TestGenerationsOfForks(t *testing.T) {
+	r := newRig(t)
+	id := "i0"
+	r.create(id)
+	for n := range 3 * maxMemoryChain {
+		want := fmt.Sprintf("memory %d", n)
+		r.w.setMemory(id, want)
+		snapshotID := fmt.Sprintf("s%d", n)
+		info := r.keep(r.get(id), snapshotID)
+		if got := len(info.Manifest.Memory); got > maxMemoryChain {
+			t.Errorf("snapshot %d has %d memory layers", n, got)
+		}
+		child := fmt.Sprintf("i%d", n+1)
+		r.from(snapshotID, child)
+		r.wantMemory(child, want)
+		if err := errors.Join(r.m.DeleteSnapshot(snapshotID), r.m.Kill(r.ctx(), id)); err != nil {
+			t.Fatal(err)
+		}
+		id = child
+	}
+}

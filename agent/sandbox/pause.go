@@ -248,7 +248,11 @@ func (s *Sandbox) paused(l *live, plan pausePlan, size uint64, times phases) err
 		s.freeze(l, plan)
 	}
 	s.settlePausers(nil)
-	if plan.top != "" && s.op == nil {
+	switch {
+	case s.op != nil: // a VM ends; opEnded goes on
+	case s.rollback != nil:
+		s.demote("it is rolled back")
+	default:
 		s.wakeIfWanted()
 	}
 	return nil

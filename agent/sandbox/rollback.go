@@ -16,6 +16,7 @@ import (
 type rollback struct {
 	id     string
 	snap   *snapcache.Snapshot
+	layers []string   // what its disk layers are called here; they are there before they are recorded
 	wake   *waiter    // enlisted when it is done; nil if the sandbox did not run
 	result chan error // capacity 1, written once
 }
@@ -106,6 +107,7 @@ func (s *Sandbox) beginRollback() {
 	r := s.rollback
 	generation := s.rec.NextGen
 	layers := layerNames(len(r.snap.Manifest.Layers), s.rec.NextLayer)
+	r.layers = layers
 	err := s.amend(func(rec *store.Sandbox) { // none is ever used twice
 		rec.NextLayer += uint64(len(layers))
 		rec.NextGen++

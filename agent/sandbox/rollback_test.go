@@ -207,3 +207,24 @@ func TestARequestDuringARollback(t *testing.T) {
 		t.Errorf("%d starts for one wake", r.w.count("start")-1)
 	}
 }
+
+// A rollback ends a VM that is kept frozen, and one whose pause would have kept it.
+func TestRollbackWhereVMsAreFrozen(t *testing.T) {
+	r := newRig(t)
+	r.freezes()
+	s := r.create("i1")
+	r.w.setMemory("i1", "first")
+	r.keep(s, "s1")
+	r.w.setMemory("i1", "second")
+	if v := r.rollback(s, "s1"); !v.Usable() {
+		t.Errorf("it is %s", v.State)
+	}
+	r.wantMemory("i1", "first")
+	r.w.setMemory("i1", "third")
+	r.pause(s)
+	if v := r.rollback(s, "s1"); v.VM() != Paused || v.Tier != TierDisk {
+		t.Errorf("it is %s, %s", v.State, v.Tier)
+	}
+	r.resume(s)
+	r.wantMemory("i1", "first")
+}

@@ -99,6 +99,9 @@ func (s *Sandbox) removeUnusedLayers() error {
 		if s.frozen != nil {
 			mark(used, []string{s.frozen.top})
 		}
+		if s.rollback != nil {
+			mark(used, s.rollback.layers)
+		}
 	})
 	if !known {
 		return nil

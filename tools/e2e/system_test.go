@@ -127,7 +127,7 @@ echo processes; for p in /proc/[0-9]*; do
   case $exe in *torpor-vmm*) tr '\0' ' ' < $p/cmdline; echo;; esac
 done | grep -v /ahead-
 echo sockets; find /run/torpor/vm -mindepth 1 2>/dev/null | grep -v /ahead- | sort
-echo files; find /var/lib/torpor/agent/sandboxes -mindepth 1 2>/dev/null | sort
+echo files; find /var/lib/torpor/agent/sandboxes /var/lib/torpor/agent/snapshots -mindepth 1 2>/dev/null | sort
 echo mounts; cut -d' ' -f2,3 /proc/mounts | sort
 echo cgroups; for c in $(find /sys/fs/cgroup/torpor -mindepth 1 -type d 2>/dev/null | sort); do
   tr '\0' ' ' < /proc/$(head -n 1 $c/cgroup.procs 2>/dev/null)/cmdline 2>/dev/null | grep -q /ahead- || echo $c
