@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -320,5 +321,52 @@ func TestCheckpointsLeaveNothing(t *testing.T) {
 	}
 	if now := testHost().residentBytes(); now > resident+32*mib {
 		t.Errorf("%d bytes resident before, %d after", resident, now)
+	}
+}
+
+// Checkpoints of a machine that was itself restored from layers are layers over those: only what it wrote since.
+func TestCheckpointIsALayerOverTheChain(t *testing.T) {
+	cfg := testConfig(1, 128*mib)
+	m := bootTiny(t, cfg)
+	counts(t, m, 0)
+	const at = guestmem.Addr(0x3000000)
+	block := bytes.Repeat([]byte("first "), 100*4096/6)
+	m.poke(t, at, block...)
+	from, _, _ := checkpoint(t, m, "")
+	for generation := range 3 {
+		r := restoreTiny(t, cfg, from)
+		if err := r.Resume(); err != nil {
+			t.Fatal(err)
+		}
+		r.poke(t, at+guestmem.Addr(generation)*20*4096, bytes.Repeat([]byte{byte(generation + 1)}, 10*4096)...)
+		if _, err := r.ram.Discard(at+60*4096, 20*4096); err != nil { // back to the base, or to the layer it is mapped from
+			t.Fatal(err)
+		}
+		want := make([]byte, len(block))
+		if err := r.ram.mem.ReadAt(want, at); err != nil {
+			t.Fatal(err)
+		}
+		const create = os.O_CREATE | os.O_EXCL | os.O_RDWR
+		dir := t.TempDir()
+		next := savedFiles{state: filepath.Join(dir, "state"), base: from.base, diff: filepath.Join(dir, "layer"), below: from.layers()}
+		saved, _, err := r.Checkpoint(t.Context(), Checkpoint{
+			Kind: SaveDiff, State: openFile(t, next.state, create), Memory: openFile(t, next.diff, create), BytesPerSecond: 1 << 40,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if saved.DataPages < 10 || saved.DataPages > 30 {
+			t.Errorf("generation %d: %+v", generation, saved)
+		}
+		verify(t, next)
+		child := restoreTiny(t, cfg, next)
+		got := make([]byte, len(block))
+		if err := child.ram.mem.ReadAt(got, at); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Fatalf("generation %d: memory differs", generation)
+		}
+		from = next
 	}
 }
