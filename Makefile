@@ -29,7 +29,7 @@ package_torpor-controlplane := ./controlplane
 UNIT_PACKAGES = $(shell go list ./... | grep -v -e /tools/e2e -e /tools/archtest)
 
 .NOTPARALLEL:
-.PHONY: help up down test check unit e2e boot-matrix soak soak-sleep fuzz bench bench-footprint bench-devices hostvm-up hostvm-down hostvm-exec build images deps FORCE
+.PHONY: help up down test check unit e2e boot-matrix soak soak-sleep fuzz bench bench-footprint bench-save bench-devices hostvm-up hostvm-down hostvm-exec build images deps FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -71,6 +71,9 @@ bench: deps build ## measure template start, wake, pause and cold boot side by s
 
 bench-footprint: deps build ## measure what a torpor-vmm takes beyond its guest's memory
 	go run ./tools/bench footprint
+
+bench-save: deps ## measure how fast memory is saved beside what dd writes to the same disk; needs /dev/kvm and 5 GiB in $$TMPDIR
+	go test -count=1 -v -run '^TestSaveKeepsUpWithTheDisk$$' ./vmm/machine -bench-save 1024
 
 bench-devices: deps build ## measure the machine's devices beside QEMU's microvm
 	go run ./tools/devbench
