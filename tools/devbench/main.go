@@ -34,7 +34,7 @@ func main() {
 func run(ctx context.Context) error {
 	var o options
 	flag.IntVar(&o.rounds, "rounds", 3, "how often each VMM boots and works")
-	flag.StringVar(&o.workloads, "workloads", "block,vsock", "what the guest does")
+	flag.StringVar(&o.workloads, "workloads", "block,vsock,net", "what the guest does")
 	flag.StringVar(&o.onHost, "on-host", "", "measure on this very host, with what is in this `directory`")
 	flag.Float64Var(&o.least, "least", 0, "fail if torpor-vmm is below this share of QEMU anywhere; 0 asks for nothing")
 	flag.BoolVar(&o.profile, "profile", false, "tell also what each MiB and each operation cost the host: exits, switches, time")

@@ -46,7 +46,12 @@ func measure(ctx context.Context, o options, w io.Writer) error {
 	if err := prepare(ctx, o.onHost); err != nil {
 		return err
 	}
-	ours, err := newTorpor(o.onHost)
+	net, err := newNetwork()
+	if err != nil {
+		return err
+	}
+	defer net.close()
+	ours, err := newTorpor(o.onHost, net)
 	if err != nil {
 		return err
 	}
@@ -54,7 +59,7 @@ func measure(ctx context.Context, o options, w io.Writer) error {
 		for _, v := range []struct {
 			name string
 			vmm  vmm
-		}{{torporName, ours}, {peerName, newQEMU(o.onHost)}} {
+		}{{torporName, ours}, {peerName, newQEMU(o.onHost, net)}} {
 			fmt.Fprintf(os.Stderr, "round %d of %d: %s\n", round+1, o.rounds, v.name)
 			figures, err := once(ctx, v.name, v.vmm, o)
 			if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -20,22 +21,28 @@ const (
 	peerCID  = 33 // global on a host, unlike ours
 )
 
-// qemu is the peer: the same devices on the same transport, disk and network in user space as ours, vsock in the kernel
-// because QEMU has no other.
+// qemu is the peer: the same devices on the same transport, disk and network in user space as ours (vhost=off), vsock in the
+// kernel because QEMU has no other.
 type qemu struct {
 	dir string
+	net *network
 	l   net.Listener
 	cmd *exec.Cmd
 	end chan struct{}
 }
 
-func newQEMU(dir string) *qemu { return &qemu{dir: dir} }
+func newQEMU(dir string, net *network) *qemu { return &qemu{dir: dir, net: net} }
 
 func (q *qemu) start(_ context.Context, console, cmdline string) (_ int, _ <-chan struct{}, err error) {
 	if q.l, err = vsock.ListenContextID(vsock.Host, peer.Port, nil); err != nil {
 		return 0, nil, err
 	}
 	go serve(q.l)
+	tap, err := q.net.tap()
+	if err != nil {
+		return 0, nil, errors.Join(err, q.l.Close())
+	}
+	defer func() { _ = tap.Close() }() // QEMU has it
 	in := func(name string) string { return filepath.Join(q.dir, name) }
 	args := []string{
 		"-M", "microvm,acpi=on,rtc=off,pit=off,pic=off,isa-serial=on", "-accel", "kvm", "-cpu", "host", "-smp", "1", "-m", strconv.Itoa(memoryMiB),
@@ -43,8 +50,10 @@ func (q *qemu) start(_ context.Context, console, cmdline string) (_ int, _ <-cha
 		"-kernel", in(kernelName), "-initrd", in(initrdName), "-append", cmdline,
 		"-drive", "if=none,id=d,format=raw,snapshot=on,file=" + in(diskName), "-device", "virtio-blk-device,drive=d",
 		"-device", fmt.Sprintf("vhost-vsock-device,guest-cid=%d", peerCID),
+		"-netdev", "tap,id=n,fd=3,vhost=off", "-device", "virtio-net-device,netdev=n,mac=" + guestMAC.String(),
 	}
 	q.cmd = qemupeer.Command(q.dir, args...)
+	q.cmd.ExtraFiles = []*os.File{tap} // descriptor 3
 	if err := q.cmd.Start(); err != nil {
 		return 0, nil, errors.Join(err, q.l.Close())
 	}

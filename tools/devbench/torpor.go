@@ -30,12 +30,15 @@ type torpor struct {
 	host net.Conn // waits for the guest to connect
 }
 
-func newTorpor(dir string) (*torpor, error) {
+func newTorpor(dir string, net *network) (*torpor, error) {
 	cells, err := cell.Open(cell.DefaultConfig)
 	if err != nil {
 		return nil, err
 	}
-	return &torpor{dir: dir, vmms: &vmproc.Supervisor{Binary: vmmBinary, RunDir: filepath.Join(dir, "run"), KVM: "/dev/kvm", Cells: cells}}, nil
+	return &torpor{dir: dir, vmms: &vmproc.Supervisor{
+		Binary: vmmBinary, RunDir: filepath.Join(dir, "run"), KVM: "/dev/kvm", Cells: cells,
+		OpenTap: func(string) (*os.File, error) { return net.tap() },
+	}}, nil
 }
 
 func (t *torpor) start(ctx context.Context, console, cmdline string) (int, <-chan struct{}, error) {
@@ -61,6 +64,7 @@ func (t *torpor) start(ctx context.Context, console, cmdline string) (int, <-cha
 			Vcpus: 1, MemoryBytes: memoryMiB << 20,
 			Disks:   []*vmmpb.Disk{{Id: "d", Base: in(diskName), Top: layer}},
 			Vsock:   &vmmpb.Vsock{Cid: ownCID},
+			Nets:    []*vmmpb.Net{{Id: "n", Tap: tapName, Mac: guestMAC}},
 			Console: &vmmpb.Console{Enabled: true, Log: console},
 		},
 		Kernel: in(kernelName), Initrd: in(initrdName), Cmdline: cmdline,

@@ -12,9 +12,9 @@ import (
 // bell is an eventfd by which KVM tells of a guest's notification of one queue, to the one goroutine that waits for it.
 type bell interface {
 	fd() int
-	// wait returns true when the bell was rung since the last time, and false once it is silenced.
-	wait() bool
-	// silence ends wait, and close frees the descriptor, after the goroutine has gone.
+	// serve calls ring when the bell was rung since the last time, and perhaps once more, until it is silenced.
+	serve(ring func())
+	// silence ends serve, and close frees the descriptor, after the goroutine has gone.
 	silence()
 	close()
 }
@@ -27,7 +27,8 @@ func newEventfd(flags int) (int, error) {
 	return fd, nil
 }
 
-// polledBell is waited for in the runtime's poller, which costs nothing while nothing comes: that is for queues with little to do.
+// polledBell is waited for in the runtime's poller. That costs nothing while nothing comes, and is no system call to the scheduler, whose
+// monitor sleeps on (vmm/kvm, enter): it is for queues with little to do, or whose work is done without system calls that may wait.
 type polledBell struct {
 	f      *os.File
 	number int
@@ -43,10 +44,16 @@ func newPolledBell() (bell, error) {
 
 func (b *polledBell) fd() int { return b.number }
 
-func (b *polledBell) wait() bool {
-	var counter [8]byte
-	_, err := b.f.Read(counter[:])
-	return err == nil
+// serve never reads the counter: the poller sees edges, and each write to an eventfd is one.
+func (b *polledBell) serve(ring func()) {
+	conn, err := b.f.SyscallConn()
+	if err != nil {
+		return // it is closed already
+	}
+	_ = conn.Read(func(uintptr) bool { // ends with the file
+		ring()
+		return false
+	})
 }
 
 func (b *polledBell) silence() { _ = b.f.Close() }
@@ -70,12 +77,15 @@ func newThreadBell() (bell, error) {
 
 func (b *threadBell) fd() int { return b.number }
 
-func (b *threadBell) wait() bool {
+func (b *threadBell) serve(ring func()) {
 	var counter [8]byte
 	for {
 		_, err := unix.Read(b.number, counter[:])
-		if !errors.Is(err, unix.EINTR) {
-			return err == nil && !b.over.Load()
+		switch {
+		case b.over.Load() || err != nil && !errors.Is(err, unix.EINTR):
+			return
+		case err == nil:
+			ring()
 		}
 	}
 }

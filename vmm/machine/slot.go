@@ -33,8 +33,11 @@ func newSlot(vm *kvm.VM, mem *guestmem.Memory, index int, dev mmio.Device) (_ *s
 	}()
 	for queue := range dev.QueueSizes() {
 		newBell, ring := newPolledBell, s.transport.Notify
-		if d, ok := dev.(mmio.Direct); ok && d.Direct(queue) {
-			newBell, ring = newThreadBell, s.transport.Serve
+		if d, ok := dev.(mmio.Direct); ok {
+			ring = s.transport.Serve
+			if d.Waits(queue) {
+				newBell = newThreadBell
+			}
 		}
 		b, err := newBell()
 		if err != nil {
@@ -47,9 +50,7 @@ func newSlot(vm *kvm.VM, mem *guestmem.Memory, index int, dev mmio.Device) (_ *s
 		}
 		s.waiters.Go(func() {
 			// While the device is paused the transport ignores notifications and makes up for them afterwards.
-			for b.wait() {
-				ring(queue)
-			}
+			b.serve(func() { ring(queue) })
 		})
 	}
 	return s, nil

@@ -150,8 +150,8 @@ func blkShort(c *virtq.Chain) bool {
 // Notify implements mmio.Device.
 func (b *Block) Notify(int) { b.server.kick() }
 
-// Direct implements mmio.Direct.
-func (b *Block) Direct(int) bool { return true }
+// Waits implements mmio.Direct: for the disk.
+func (b *Block) Waits(int) bool { return true }
 
 // Serve implements mmio.Direct.
 func (b *Block) Serve(int) func() { return b.server.direct.serve }

@@ -77,8 +77,8 @@ func (l NetLimits) resume() {
 
 // Net is a network card on a tap device (virtio 1.2, section 5.1).
 //
-// One goroutine for each direction moves frames between the tap and guest memory, without a copy of ours between them. Each
-// owns its queue while it runs; a pause ends both. What a pause, a full tap or a slow guest leaves undone stays in the queue
+// One goroutine for each direction moves frames between the tap and guest memory, without a copy of ours between them; what the guest
+// sends goes out at once, where it can, from the goroutine that got the notification. A pause ends all that. What a pause, a full tap or a slow guest leaves undone stays in the queue
 // and in the tap. A frame that makes no sense is dropped and counted.
 //
 // A tap that goes away takes the link down: the guest is told, what it sends is dropped, and the machine lives on.
@@ -102,7 +102,7 @@ type Net struct {
 	tasks sync.WaitGroup
 }
 
-var _ mmio.Device = (*Net)(nil)
+var _ mmio.Direct = (*Net)(nil)
 
 // NewNet returns the card with the given address on an open tap (IFF_TAP, IFF_NO_PI, IFF_VNET_HDR), which becomes non-blocking.
 // The file is the device's from here on, and closed if there is an error; one about the file wraps ErrTap. The limits are the
@@ -193,6 +193,18 @@ func (n *Net) Notify(queue int) {
 	}
 }
 
+// Waits implements mmio.Direct: nothing does.
+func (n *Net) Waits(int) bool { return false }
+
+// Serve implements mmio.Direct.
+func (n *Net) Serve(queue int) func() {
+	if queue == netTX {
+		return n.tx.serve
+	}
+	n.Notify(queue)
+	return nil
+}
+
 // Reset implements mmio.Device.
 func (n *Net) Reset() {
 	n.stop()
@@ -225,6 +237,7 @@ func (n *Net) start() error {
 	}
 	quit := make(chan struct{})
 	n.quit = quit
+	n.tx.start()
 	n.tasks.Go(func() { n.rx.run(quit) })
 	n.tasks.Go(func() { n.tx.run(quit) })
 	return nil
@@ -238,6 +251,7 @@ func (n *Net) stop() {
 	close(n.quit)
 	n.tap.interrupt()
 	n.tasks.Wait()
+	n.tx.stop()
 	n.quit = nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"time"
 
 	"torpor/vmm/virtio/mmio"
 	"torpor/vmm/virtio/virtq"
@@ -21,6 +22,9 @@ const (
 )
 
 const vsockQueueSize = 256
+
+// vsockMaxUntold is how many packets of the guest may be taken before it hears of that; see vsockLimits.settle.
+const vsockMaxUntold = 8
 
 // vsockMaxConns is how many connections there are at most, being made and being drained included.
 const vsockMaxConns = 1023
@@ -57,7 +61,8 @@ type Vsock struct {
 	done     chan struct{} // closed by Close
 	// tasks are the accept loop and the goroutines of connections; Close waits for them.
 	tasks sync.WaitGroup
-	// worker is the goroutine that serves the queues while the device is active; kick wakes it.
+	// worker is the goroutine that serves the queues while the device is active, for notifications that come by themselves; kick
+	// wakes it.
 	worker sync.WaitGroup
 	kick   chan struct{}
 
@@ -66,6 +71,11 @@ type Vsock struct {
 	irq      mmio.Interrupt
 	queues   []*virtq.Queue           // nil unless active
 	chains   [vsockQueues]virtq.Chain // scratch, one a queue: sending may come amid receiving
+	batch    vsockBatch               // scratch
+	sent     bool                     // the guest was sent something and not yet interrupted for it
+	untold   int                      // packets of the guest taken since it was last interrupted
+	settle   *time.Timer              // runs while there are some, and perhaps longer
+	settling bool
 	paused   bool
 	closed   bool
 	nextPort uint32
@@ -76,6 +86,7 @@ type Vsock struct {
 	parked []*vsockConn            // those that wait for the guest, the longest first
 	ready  []*vsockConn            // those that may owe the guest a packet, first come first served
 	rsts   []vsockReply            // resets owed for packets without a connection
+	large  int                     // connections with a large buffer
 }
 
 // vsockKey names a connection.
@@ -90,6 +101,7 @@ type vsockReply struct {
 var (
 	_ mmio.Device = (*Vsock)(nil)
 	_ mmio.Copier = (*Vsock)(nil)
+	_ mmio.Direct = (*Vsock)(nil)
 )
 
 // NewVsock returns the device. Its clients come over the listener, which is the device's from then on, whatever comes of it. cid
@@ -108,6 +120,7 @@ func newVsockWithin(limits vsockLimits, cid uint64, listener *net.UnixListener) 
 		all:      map[*vsockConn]struct{}{},
 		conns:    map[vsockKey]*vsockConn{},
 	}
+	v.settle = time.AfterFunc(limits.settle, v.settled)
 	v.tasks.Go(v.accept)
 	return v, nil
 }
@@ -124,6 +137,7 @@ func (v *Vsock) Close() error {
 		v.killLocked(c)
 	}
 	v.mu.Unlock()
+	v.settle.Stop()
 	v.tasks.Wait()
 	return err
 }
@@ -170,6 +184,12 @@ func (v *Vsock) Notify(int) {
 	}
 }
 
+// Waits implements mmio.Direct: nothing does.
+func (v *Vsock) Waits(int) bool { return false }
+
+// Serve implements mmio.Direct.
+func (v *Vsock) Serve(int) func() { return v.serve }
+
 // Reset implements mmio.Device. It ends all connections.
 func (v *Vsock) Reset() {
 	close(v.kick)
@@ -177,7 +197,7 @@ func (v *Vsock) Reset() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.dropLocked()
-	v.queues, v.irq, v.paused, v.reset = nil, nil, false, transportReset{}
+	v.queues, v.irq, v.paused, v.reset, v.untold, v.sent = nil, nil, false, transportReset{}, 0, false
 }
 
 // Pause implements mmio.Device. Connections stay, and what the host sends waits.

@@ -1,30 +1,36 @@
 package virtio
 
 import (
-	"errors"
-	"io"
 	"net"
-	"slices"
 	"sync"
+	"syscall"
 
 	"torpor/vmm/virtio/virtq"
 )
 
 const (
-	// vsockBuffer is how many bytes of the guest a connection holds for the host at most: the credit the guest has.
-	vsockBuffer = 64 << 10
-	// vsockChunk is how many bytes of the host a connection holds for the guest at most.
-	vsockChunk = 16 << 10
+	// vsockLargeBuffer is how many bytes of the guest a connection holds for the host at most: the credit the guest has, which
+	// it uses up only when the host does not read. As much as Linux gives a connection of its own.
+	vsockLargeBuffer = 256 << 10
+	// vsockSmallBuffer is that when vsockMaxLarge connections have a large one.
+	vsockSmallBuffer = 64 << 10
+	vsockMaxLarge    = 64
 )
 
-// vsockConn is one connection. The device's mutex guards all of it; only the socket's own calls are made without.
+// vsockConn is one connection. The device's mutex guards all of it; only calls that wait for the socket are made without.
 //
-// Two goroutines move its bytes: one reads the socket and waits until the guest took what it read, one writes to the socket
-// what the guest sent. What is owed to the guest besides data are flags, so that it never takes more room.
+// Its bytes go straight between the socket and guest memory, whoever finds that they can: the one that serves the guest's
+// notifications, or the connection's own goroutines. Of these, one waits until the socket can be read, one until it can be
+// written and writes what it did not take at once. What is owed to the guest besides data are flags, so that it never takes
+// more room.
+//
+// The socket is closed by its own goroutines alone, and never under the mutex: closing waits for those who read. Others shut
+// it down.
 type vsockConn struct {
 	key    vsockKey
 	sock   *net.UnixConn
-	change *sync.Cond // signalled when what the goroutines wait for may have come
+	raw    syscall.RawConn
+	change *sync.Cond // signalled when what the writer waits for may have come
 
 	established bool
 	parked      bool // waits in Vsock.parked for the guest to connect to key.host
@@ -35,7 +41,9 @@ type vsockConn struct {
 
 	// To the guest. All counters of bytes wrap.
 	oweRequest, oweResponse, oweCredit bool
-	chunk                              []byte // read from the host, not yet sent
+	chunk                              []byte // read from the host with its first line, not yet sent
+	readable                           bool   // the socket may have more
+	appetite                           int    // bytes to ask it for next
 	hostDone, hostDoneSent             bool   // the host sends no more; the guest knows
 	sent, peerAlloc, peerFwd           uint32
 	asked                              bool // for credit, since there was none
@@ -43,13 +51,20 @@ type vsockConn struct {
 	// From the guest.
 	greeting            []byte // for the host, before anything of the guest; until the guest has answered if it is asked
 	in                  []byte // not yet being written to the host
+	writing             bool   // something is
+	alloc               uint32 // size of the buffer
 	shut                uint32 // flags of the guest's shutdowns
 	received, forwarded uint32
 	told                uint32 // forwarded, as the guest knows it
 }
 
 func (v *Vsock) newConnLocked(sock *net.UnixConn) *vsockConn {
-	c := &vsockConn{sock: sock, gone: true, change: sync.NewCond(&v.mu)}
+	c := &vsockConn{sock: sock, gone: true, change: sync.NewCond(&v.mu), alloc: vsockSmallBuffer, appetite: vsockMinRead}
+	if v.large < vsockMaxLarge {
+		v.large++
+		c.alloc = vsockLargeBuffer
+	}
+	c.raw, _ = sock.SyscallConn() // fails for a nil socket only
 	v.all[c] = struct{}{}
 	return c
 }
@@ -81,7 +96,8 @@ func (v *Vsock) leaveLocked(c *vsockConn) {
 func (v *Vsock) killLocked(c *vsockConn) {
 	c.dead = true
 	v.leaveLocked(c)
-	c.sock.Close()
+	c.stopReceiving()
+	_ = c.sock.CloseWrite() // as CloseRead
 	c.change.Broadcast()
 }
 
@@ -96,12 +112,16 @@ func (v *Vsock) abortLocked(c *vsockConn) {
 
 // releaseLocked forgets c once neither the guest nor a goroutine has it.
 func (v *Vsock) releaseLocked(c *vsockConn) {
-	if c.gone && c.relayed {
-		delete(v.all, c)
+	if _, held := v.all[c]; !held || !c.gone || !c.relayed {
+		return
+	}
+	delete(v.all, c)
+	if c.alloc == vsockLargeBuffer {
+		v.large--
 	}
 }
 
-// stopReceiving makes the host's bytes, those to come too, go nowhere: the guest takes no more.
+// stopReceiving makes the host's bytes, those to come too, go nowhere: the guest takes no more. It wakes who waits for them.
 func (c *vsockConn) stopReceiving() {
 	c.chunk = nil
 	_ = c.sock.CloseRead() // fails if the peer is gone, which is as good
@@ -123,8 +143,9 @@ func (v *Vsock) packetLocked(c *vsockConn, h vsockHeader, chain *virtq.Chain) {
 	case vsockResponse:
 		ok = !c.established && len(c.greeting) > 0
 		c.established = ok
+		c.change.Broadcast()
 	case vsockData:
-		ok = ok && c.shut&vsockNoSend == 0 && c.takeLocked(h, chain)
+		ok = ok && c.shut&vsockNoSend == 0 && v.takeLocked(c, h, chain)
 	case vsockShutdown:
 		if ok {
 			v.shutdownLocked(c, h.flags)
@@ -139,28 +160,13 @@ func (v *Vsock) packetLocked(c *vsockConn, h vsockHeader, chain *virtq.Chain) {
 		v.abortLocked(c)
 		return
 	}
-	c.change.Broadcast()
 	v.readyLocked(c)
-}
-
-// takeLocked keeps the payload of a data packet, if the guest had the credit to send it.
-func (c *vsockConn) takeLocked(h vsockHeader, chain *virtq.Chain) bool {
-	if free := vsockBuffer - (c.received - c.forwarded); h.len > free || uint64(h.len) > chain.ReadLen()-vsockHeaderBytes {
-		return false
-	}
-	old, n := len(c.in), int(h.len)
-	c.in = slices.Grow(c.in, n)[:old+n]
-	if chain.ReadAt(c.in[old:], vsockHeaderBytes) != nil {
-		c.in = c.in[:old]
-		return false
-	}
-	c.received += h.len
-	return true
 }
 
 // shutdownLocked notes what the guest will do no more. When that is everything, the guest waits for a reset as the last word.
 func (v *Vsock) shutdownLocked(c *vsockConn, flags uint32) {
 	c.shut |= flags & (vsockNoReceive | vsockNoSend)
+	c.change.Broadcast()
 	if c.shut&vsockNoReceive != 0 {
 		c.stopReceiving()
 	}
@@ -189,15 +195,16 @@ func (c *vsockConn) owesLocked() bool {
 	if len(c.chunk) > 0 {
 		return c.established && (c.credit() > 0 || !c.asked)
 	}
+	if c.readable && !c.hostDone {
+		return c.established && c.shut&vsockNoReceive == 0 && (c.credit() > 0 || !c.asked)
+	}
 	return c.established && c.hostDone && !c.hostDoneSent
 }
 
 // nextLocked completes the header of the next packet and returns its payload, of at most room bytes.
 // Preconditions: owesLocked.
 func (c *vsockConn) nextLocked(h *vsockHeader, room uint64) []byte {
-	h.srcPort, h.dstPort = c.key.host, c.key.guest
-	h.bufAlloc, h.fwdCnt = vsockBuffer, c.forwarded
-	c.told = c.forwarded
+	c.addressLocked(h)
 	switch {
 	case c.oweRequest:
 		c.oweRequest, h.op = false, vsockRequest
@@ -205,7 +212,7 @@ func (c *vsockConn) nextLocked(h *vsockHeader, room uint64) []byte {
 		c.oweResponse, h.op = false, vsockResponse
 	case c.oweCredit:
 		c.oweCredit, h.op = false, vsockCreditUpdate
-	case len(c.chunk) > 0 && c.credit() == 0:
+	case (len(c.chunk) > 0 || c.readable && !c.hostDone) && c.credit() == 0:
 		c.asked, h.op = true, vsockCreditRequest
 	case len(c.chunk) > 0:
 		n := uint32(min(uint64(len(c.chunk)), uint64(c.credit()), room))
@@ -213,7 +220,6 @@ func (c *vsockConn) nextLocked(h *vsockHeader, room uint64) []byte {
 		c.chunk = c.chunk[n:]
 		c.sent += n
 		h.op, h.len = vsockData, n
-		c.change.Broadcast()
 		return payload
 	default:
 		c.hostDoneSent = true
@@ -240,48 +246,21 @@ func (v *Vsock) finish(c *vsockConn) {
 	v.releaseLocked(c)
 }
 
-// readHost hands what the host sends to the guest, one chunk after the other.
+// readHost waits for what the host sends, until that ends or nobody wants it.
 func (v *Vsock) readHost(c *vsockConn, first []byte) {
-	wanted := len(first) == 0 || v.offer(c, first)
-	buf := make([]byte, vsockChunk)
-	for {
-		n, err := c.sock.Read(buf)
-		if err != nil {
-			v.hostEnded(c, err)
-			return
-		}
-		// What the guest does not want is read all the same: a socket closed with bytes in it resets its peer, which would
-		// then not see the orderly end of what the guest had to say.
-		wanted = wanted && v.offer(c, buf[:n])
-	}
-}
-
-// offer waits until the guest took all of p. False: it never will.
-func (v *Vsock) offer(c *vsockConn, p []byte) bool {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	if c.shut&vsockNoReceive != 0 {
-		return false
-	}
-	c.chunk = p
+	c.chunk = first
 	v.readyLocked(c)
 	v.sendLocked()
-	for len(c.chunk) > 0 {
-		c.change.Wait()
+	v.mu.Unlock()
+	// Whoever reads to the end of what is there, this is woken by what comes next: the poller sees edges, and the call begins by
+	// trying.
+	err := c.raw.Read(func(fd uintptr) bool { return v.arrived(c, int(fd)) })
+	// What the guest does not want is read all the same: a socket closed with bytes in it resets its peer, which would
+	// then not see the orderly end of what the guest had to say.
+	for buf := make([]byte, 512); err == nil; {
+		_, err = c.sock.Read(buf)
 	}
-	return c.shut&vsockNoReceive == 0
-}
-
-func (v *Vsock) hostEnded(c *vsockConn, err error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if c.parked || !errors.Is(err, io.EOF) { // a client that hangs up before it has a connection wants none
-		v.abortLocked(c)
-		return
-	}
-	c.hostDone = true
-	v.readyLocked(c)
-	v.sendLocked()
 }
 
 // writeHost hands what the guest sends to the host.
@@ -306,17 +285,18 @@ func (v *Vsock) writeHost(c *vsockConn) {
 			_ = c.sock.CloseWrite() // fails if the peer is gone
 			return
 		}
-		out, c.in = c.in, out[:0]
+		out, c.in = c.in, nil
 	}
 }
 
 // writeLocked writes to the socket, the lock released meanwhile, and gives the guest its credit back.
 func (v *Vsock) writeLocked(c *vsockConn, p []byte) bool {
 	greeting := c.greeting != nil
-	c.greeting = nil
+	c.writing = true
 	v.mu.Unlock()
 	_, err := c.sock.Write(p)
 	v.mu.Lock()
+	c.writing, c.greeting = false, nil
 	if err != nil {
 		v.abortLocked(c)
 		return false
@@ -324,11 +304,16 @@ func (v *Vsock) writeLocked(c *vsockConn, p []byte) bool {
 	if greeting {
 		return true
 	}
-	c.forwarded += uint32(len(p))
-	if c.forwarded-c.told >= vsockBuffer/2 {
+	v.forwardedLocked(c, uint32(len(p)))
+	v.sendLocked()
+	return true
+}
+
+// forwardedLocked gives the guest credit back for n bytes, once it would run short of it.
+func (v *Vsock) forwardedLocked(c *vsockConn, n uint32) {
+	c.forwarded += n
+	if c.forwarded-c.told >= c.alloc/4*3 {
 		c.oweCredit = true
 		v.readyLocked(c)
-		v.sendLocked()
 	}
-	return true
 }

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// vsockBatch is how many packets of the guest are taken before others get the lock.
-	vsockBatch = 64
+	// vsockTurn is how many packets of the guest are taken before others get the lock.
+	vsockTurn = 64
 	// vsockMaxReplies is how many resets may be owed for packets without a connection; beyond it the guest has to wait.
 	vsockMaxReplies = 256
 )
@@ -50,7 +50,35 @@ func (v *Vsock) serveLocked() bool {
 		return false
 	}
 	v.sendLocked()
+	v.tellTakenLocked()
 	return again && len(v.rsts) < vsockMaxReplies
+}
+
+// tellTakenLocked sees to it that the guest learns of packets taken: now if they are many, else soon.
+func (v *Vsock) tellTakenLocked() {
+	switch {
+	case v.untold == 0 || v.queues == nil:
+	case v.untold >= vsockMaxUntold || v.limits.settle == 0:
+		v.interruptLocked()
+	case !v.settling:
+		v.settling = true
+		v.settle.Reset(v.limits.settle)
+	}
+}
+
+func (v *Vsock) settled() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.settling = false
+	if v.untold > 0 && !v.paused { // or it is interrupted when the device resumes
+		v.interruptLocked()
+	}
+}
+
+// interruptLocked interrupts the guest, which then looks into all queues: there is one interrupt for them.
+func (v *Vsock) interruptLocked() {
+	v.untold = 0
+	v.irq.Used()
 }
 
 // eventsLocked sees to the event queue.
@@ -59,7 +87,7 @@ func (v *Vsock) eventsLocked() error {
 		if err := v.tellResetLocked(); err != nil {
 			return err
 		}
-		v.irq.Used()
+		v.interruptLocked()
 	}
 	if !v.reset.awaited {
 		return nil
@@ -109,7 +137,7 @@ func (v *Vsock) tellResetLocked() error {
 func (v *Vsock) receiveLocked() (bool, error) {
 	q, c := v.queues[vsockTX], &v.chains[vsockTX]
 	again := true
-	for range vsockBatch {
+	for range vsockTurn {
 		if len(v.rsts) >= vsockMaxReplies {
 			break
 		}
@@ -127,9 +155,9 @@ func (v *Vsock) receiveLocked() (bool, error) {
 		if err := q.Push(c.Head, 0); err != nil {
 			return false, err
 		}
-	}
-	if q.NeedsInterrupt() {
-		v.irq.Used()
+		if v.untold > 0 || q.NeedsInterrupt() {
+			v.untold++
+		}
 	}
 	return again, nil
 }
@@ -177,18 +205,21 @@ func (v *Vsock) sendLocked() {
 	if v.queues == nil || v.paused || v.reset.pending() {
 		return
 	}
-	q, c := v.queues[vsockRX], &v.chains[vsockRX]
-	sent := false
+	q := v.queues[vsockRX]
 	for v.owesLocked() {
-		ok, err := q.Pop(c)
+		var (
+			ok  bool
+			err error
+		)
+		if len(v.rsts) == 0 && v.ready[0].streamsLocked() {
+			ok, err = v.streamLocked(v.ready[0])
+		} else {
+			ok, err = v.sendOneLocked()
+		}
 		if err == nil && !ok {
 			if ok, err = q.AwaitMore(); err == nil && ok {
 				continue
 			}
-		}
-		if err == nil && ok {
-			sent = true
-			err = q.Push(c.Head, v.sendOneLocked(c))
 		}
 		if err != nil {
 			v.irq.NeedsReset()
@@ -198,9 +229,10 @@ func (v *Vsock) sendLocked() {
 			break
 		}
 	}
-	if sent && q.NeedsInterrupt() {
-		v.irq.Used()
+	if v.sent && q.NeedsInterrupt() {
+		v.interruptLocked()
 	}
+	v.sent = false
 }
 
 // owesLocked reports whether there is a packet to send. If so, it is in rsts or from the first in line.
@@ -218,9 +250,20 @@ func (v *Vsock) owesLocked() bool {
 	return false
 }
 
-// sendOneLocked writes the next packet into a buffer of the guest and returns its size; 0 if the buffer is of no use.
+// sendOneLocked gives the guest the next packet. It reports false if the guest has no room for it.
 // Preconditions: owesLocked.
-func (v *Vsock) sendOneLocked(c *virtq.Chain) uint32 {
+func (v *Vsock) sendOneLocked() (bool, error) {
+	q, c := v.queues[vsockRX], &v.chains[vsockRX]
+	if ok, err := q.Pop(c); !ok || err != nil {
+		return false, err
+	}
+	v.sent = true
+	return true, q.Push(c.Head, v.fillLocked(c))
+}
+
+// fillLocked writes the next packet into a buffer of the guest and returns its size; 0 if the buffer is of no use.
+// Preconditions: owesLocked.
+func (v *Vsock) fillLocked(c *virtq.Chain) uint32 {
 	if c.WriteLen() < vsockHeaderBytes {
 		return 0
 	}
@@ -239,7 +282,8 @@ func (v *Vsock) sendOneLocked(c *virtq.Chain) uint32 {
 		payload = conn.nextLocked(&h, c.WriteLen()-vsockHeaderBytes)
 		v.readyLocked(conn) // at the end of the line
 	}
-	if c.WriteAt(h.marshal(), 0) != nil || c.WriteAt(payload, vsockHeaderBytes) != nil {
+	h.put(&v.batch.header)
+	if c.WriteAt(v.batch.header[:], 0) != nil || c.WriteAt(payload, vsockHeaderBytes) != nil {
 		return 0 // the guest gave a bad address: the packet is lost to it
 	}
 	return vsockHeaderBytes + uint32(len(payload))

@@ -19,13 +19,16 @@ const (
 	vsockAcceptPause = 100 * time.Millisecond
 )
 
-// vsockLimits bound what a peer that does nothing can hold up.
+// vsockLimits bound what is waited for.
 type vsockLimits struct {
 	line    time.Duration // for a client to say where it wants to go
 	request time.Duration // for the guest to answer a connection request
+	// settle is how long the guest may wait to hear that its packets were taken, if nothing else is to be told to it meanwhile: it
+	// only wants their memory back.
+	settle time.Duration
 }
 
-var vsockDefaultLimits = vsockLimits{line: 10 * time.Second, request: time.Minute}
+var vsockDefaultLimits = vsockLimits{line: 10 * time.Second, request: time.Minute, settle: 4 * time.Millisecond}
 
 // accept serves the listener until Close.
 func (v *Vsock) accept() {

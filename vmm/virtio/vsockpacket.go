@@ -52,7 +52,12 @@ func parseVsockHeader(b *[vsockHeaderBytes]byte) vsockHeader {
 }
 
 func (h vsockHeader) marshal() []byte {
-	b := make([]byte, vsockHeaderBytes)
+	var b [vsockHeaderBytes]byte
+	h.put(&b)
+	return b[:]
+}
+
+func (h vsockHeader) put(b *[vsockHeaderBytes]byte) {
 	le := binary.LittleEndian
 	le.PutUint64(b[0:], h.srcCID)
 	le.PutUint64(b[8:], h.dstCID)
@@ -64,5 +69,4 @@ func (h vsockHeader) marshal() []byte {
 	le.PutUint32(b[32:], h.flags)
 	le.PutUint32(b[36:], h.bufAlloc)
 	le.PutUint32(b[40:], h.fwdCnt)
-	return b
 }

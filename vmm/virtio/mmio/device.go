@@ -54,12 +54,13 @@ type Copier interface {
 	Copy() ([]byte, error)
 }
 
-// Direct is a Device that does the work of some queues on the goroutine that got the notification. That saves a hand-over, which can
-// take longer than the work; so it waits in a thread of its own.
+// Direct is a Device that does its work on the goroutine that got the notification. That saves a hand-over, which can take longer than
+// the work.
 type Direct interface {
-	// Direct reports whether a queue is of these.
-	Direct(queue int) bool
-	// Serve is Notify for such a queue, but for what it returns: that does the work, as far as it is to be done there. It is called
+	// Waits reports whether the work of a queue waits inside system calls. Then the goroutine waits for notifications in a thread of
+	// its own, too.
+	Waits(queue int) bool
+	// Serve is Notify, but for what it returns: that does the work, as far as it is to be done there. It is called
 	// without the transport's lock, may take its time, and may run when the device has been paused or reset meanwhile.
 	Serve(queue int) func()
 }
