@@ -117,3 +117,12 @@ func (v *VCPU) SetImmediateExit(on bool) {
 	}
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(v.page))), word)
 }
+
+// setLine issues KVM_IRQ_LINE, which does not wait: the scheduler is not told of it, or its monitor would wake (see enter).
+func (vm *VM) setLine(l *irqLevel) error {
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(vm.fd), uintptr(irqLine), uintptr(unsafe.Pointer(l)))
+	if errno != 0 {
+		return os.NewSyscallError(irqLine.String(), errno)
+	}
+	return nil
+}

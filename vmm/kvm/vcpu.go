@@ -3,6 +3,7 @@ package kvm
 import (
 	"errors"
 	"os"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,6 +13,9 @@ import (
 type VCPU struct {
 	fd   int
 	page []byte // kvm_run and the I/O data behind it
+
+	words    []Word
+	answered atomic.Uint64
 }
 
 // Close unmaps kvm_run and closes the descriptor. The vCPU must be outside Run.
@@ -20,11 +24,11 @@ func (v *VCPU) Close() error {
 	return errors.Join(err, closeFD(v.fd))
 }
 
-// Run issues KVM_RUN once. EINTR (a signal came, or immediate exit is set) and EAGAIN are returned, not retried.
+// Run issues KVM_RUN until there is an exit that it does not answer itself (SetWords). EINTR (a signal came, or immediate exit
+// is set) and EAGAIN are returned, not retried.
 // Preconditions: the caller is locked to its thread.
 func (v *VCPU) Run() error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(v.fd), uintptr(run), 0)
-	if errno != 0 {
+	if errno := v.enter(); errno != 0 {
 		return os.NewSyscallError(run.String(), errno)
 	}
 	return nil

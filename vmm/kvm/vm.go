@@ -55,8 +55,7 @@ func (vm *VM) SetIRQChip(c *IRQChip) error {
 
 // IRQLine issues KVM_IRQ_LINE: it sets the level of the GSI's line, 0 or 1. An interrupt that it causes is pending when it returns.
 func (vm *VM) IRQLine(gsi, level uint32) error {
-	_, err := ioctlPtr(vm.fd, irqLine, &irqLevel{irq: gsi, level: level})
-	return err
+	return vm.setLine(&irqLevel{irq: gsi, level: level})
 }
 
 // IOEventFD issues KVM_IOEVENTFD: a 4-byte guest write of the value match at addr (MMIO) signals the eventfd instead of

@@ -3,6 +3,7 @@ package machine
 import (
 	"torpor/vmm/kvm"
 	"torpor/vmm/legacy"
+	"torpor/vmm/virtio/mmio"
 	"torpor/vmm/x86"
 )
 
@@ -10,6 +11,18 @@ import (
 type bus struct {
 	ports *legacy.Ports
 	slots []*slot
+}
+
+// words are the registers that drivers come back to at every interrupt, for vCPUs to answer on the spot.
+func (b *bus) words() []kvm.Word {
+	var words []kvm.Word
+	for i, s := range b.slots {
+		window := x86.MMIOAddr + uint64(i)*x86.MMIOSlot
+		words = append(words, kvm.Word{
+			ReadAddr: window + mmio.StatusOffset, ClearAddr: window + mmio.AckOffset, Value: s.transport.InterruptStatus(),
+		})
+	}
+	return words
 }
 
 // mmio serves one access. What is not there reads as all ones and takes writes in silence.

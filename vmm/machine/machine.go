@@ -104,6 +104,9 @@ func assemble(cfg Config, mem *ram, log zerolog.Logger) (_ *Machine, err error) 
 	if err := m.wire(cfg, &u); err != nil {
 		return nil, err
 	}
+	for _, c := range m.vcpus {
+		c.kvm.SetWords(m.bus.words())
+	}
 	m.shape = cfg.shape(m.disks)
 	go m.supervise()
 	return m, nil
@@ -172,9 +175,9 @@ func (m *Machine) wireConsole(c Console, u *undo) (err error) {
 	return nil
 }
 
-// Waiters is how many threads spend their time waiting inside system calls: for the guest to leave its code, or for its notifications.
-func (m *Machine) Waiters() int {
-	n := len(m.vcpus)
+// Waiters is how many threads wait inside system calls, for notifications of the guest, and keep their right to run Go code
+// meanwhile. vCPUs do not (vmm/kvm).
+func (m *Machine) Waiters() (n int) {
 	for _, s := range m.bus.slots {
 		n += s.threads()
 	}
@@ -343,9 +346,9 @@ func (m *Machine) Status() Status {
 		s.Balloon = &b
 	}
 	for _, c := range m.vcpus {
-		s.Exits += c.exits.Load()
+		s.Exits += c.exits.Load() + c.kvm.Answered()
 		s.IOExits += c.ioExits.Load()
-		s.MMIOExits += c.mmioExits.Load()
+		s.MMIOExits += c.mmioExits.Load() + c.kvm.Answered()
 		if t, err := c.cpuTime(); err == nil {
 			s.CPUTime += t
 		}

@@ -44,6 +44,12 @@ const (
 	vendorID = 0x50524f54 // "TORP"
 )
 
+// StatusOffset is where a driver reads, at every interrupt, what it is about; with what it writes at AckOffset it clears that.
+const (
+	StatusOffset = regInterruptStatus
+	AckOffset    = regInterruptAck
+)
+
 // NotifyOffset is where a driver writes a queue's index to notify it: the place for an ioeventfd.
 const NotifyOffset = regQueueNotify
 

@@ -149,6 +149,9 @@ func (t *Transport) Close() {
 	t.resetLocked()
 }
 
+// InterruptStatus is the register at StatusOffset, for who answers reads of it, and writes at AckOffset, without coming here.
+func (t *Transport) InterruptStatus() *atomic.Uint32 { return &t.interrupt }
+
 // Interrupt returns the device's way to its driver.
 func (t *Transport) Interrupt() Interrupt { return (*line)(t) }
 
