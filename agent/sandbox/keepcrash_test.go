@@ -23,6 +23,9 @@ type crasher struct {
 	left   int
 	points []string
 	dead   bool
+	strike func() // what happens instead of the agent's end; nil: it ends
+	struck bool
+	ended  chan struct{} // closed at the agent's end; may be nil
 }
 
 func (c *crasher) before(point string) error {
@@ -36,8 +39,16 @@ func (c *crasher) before(point string) error {
 	}
 	c.points = append(c.points, point)
 	c.left--
+	if c.left == 0 && c.strike != nil {
+		c.struck = true
+		c.strike()
+		return nil
+	}
 	c.dead = c.left == 0
 	if c.dead {
+		if c.ended != nil {
+			close(c.ended)
+		}
 		return errCrash
 	}
 	return nil

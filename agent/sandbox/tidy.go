@@ -26,12 +26,18 @@ func (s *Sandbox) tidy() {
 		select {
 		case <-s.tidying.done:
 		default:
-			return // the next pause or resume will do
+			s.untidy = true // what it has looked at already may be another now
+			return
 		}
 	}
+	s.untidy = false
 	s.tidying = s.goTask(func(ctx context.Context) {
-		if err := s.clearUp(ctx); err != nil && ctx.Err() == nil {
-			s.log.Warn().Err(err).Msg("clearing up old files")
+		for again := true; again && ctx.Err() == nil; {
+			if err := s.clearUp(ctx); err != nil && ctx.Err() == nil {
+				s.log.Warn().Err(err).Msg("clearing up old files")
+			}
+			again = false
+			s.do(func() { again, s.untidy = s.untidy, false })
 		}
 	})
 }

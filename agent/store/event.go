@@ -36,6 +36,9 @@ func appendEvents(ctx context.Context, tx *sql.Tx, sandboxID string, events []Ev
 
 // Append adds events without touching the sandbox's row.
 func (s *Store) Append(ctx context.Context, sandboxID string, events ...Event) error {
+	if err := s.announce("record event"); err != nil {
+		return fmt.Errorf("store events of %s: %w", sandboxID, err)
+	}
 	if err := s.inTx(ctx, func(tx *sql.Tx) error { return appendEvents(ctx, tx, sandboxID, events) }); err != nil {
 		return fmt.Errorf("store events of %s: %w", sandboxID, err)
 	}

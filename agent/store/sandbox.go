@@ -62,6 +62,9 @@ func (s Sandbox) Clone() Sandbox {
 
 // Put writes the row whole and appends the events, in one transaction.
 func (s *Store) Put(ctx context.Context, sb Sandbox, events ...Event) error {
+	if err := s.announce("record " + sb.State); err != nil {
+		return fmt.Errorf("store sandbox %s: %w", sb.ID, err)
+	}
 	env, err := json.Marshal(sb.Env)
 	if err != nil {
 		return fmt.Errorf("store sandbox %s: %w", sb.ID, err)

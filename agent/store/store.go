@@ -26,7 +26,21 @@ var migrations embed.FS
 var ErrUnknown = errors.New("no such record")
 
 // Store is safe for concurrent use.
-type Store struct{ db *sql.DB }
+type Store struct {
+	db     *sql.DB
+	before func(what string) error // called before each write of a sandbox, with what is written; nil: nothing is
+}
+
+// Watch has before called before every write of a sandbox or its events; an error is that of the write, which is not done. It is for tests
+// that end the program there, and must not be called while the store is in use.
+func (s *Store) Watch(before func(what string) error) { s.before = before }
+
+func (s *Store) announce(what string) error {
+	if s.before == nil {
+		return nil
+	}
+	return s.before(what)
+}
 
 // Open opens or makes the database file and brings its schema up to date. A file written by a newer version is refused.
 func Open(ctx context.Context, path string) (*Store, error) {
