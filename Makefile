@@ -29,7 +29,7 @@ package_torpor-controlplane := ./controlplane
 UNIT_PACKAGES = $(shell go list ./... | grep -v -e /tools/e2e -e /tools/archtest)
 
 .NOTPARALLEL:
-.PHONY: help up down test check unit e2e boot-matrix soak soak-sleep fuzz bench bench-footprint bench-save bench-devices hostvm-up hostvm-down hostvm-exec build images deps FORCE
+.PHONY: help up down test check unit e2e boot-matrix soak soak-sleep fuzz bench bench-restore bench-floor bench-footprint bench-save bench-devices hostvm-up hostvm-down hostvm-exec build images deps FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -68,6 +68,12 @@ fuzz: ## every fuzz target of the repository, FUZZTIME (60s) each
 
 bench: deps build ## measure template start, wake, pause and cold boot side by side
 	go run ./tools/bench
+
+bench-restore: deps build ## measure restores of the template: page cache warm and cold, with and without prefetch and pool, beside QEMU
+	go run ./tools/bench restore
+
+bench-floor: build ## measure a resume of a tiny guest against the bare ioctls (needs root and any /dev/kvm)
+	go run ./tools/bench -rounds 40 -vmm .bin/torpor-vmm floor
 
 bench-footprint: deps build ## measure what a torpor-vmm takes beyond its guest's memory
 	go run ./tools/bench footprint

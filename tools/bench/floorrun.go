@@ -69,6 +69,9 @@ type floorBench struct {
 
 // measureFloor needs a /dev/kvm, of any kind, and root; nothing else need be up.
 func measureFloor(ctx context.Context, o options, w io.Writer) (err error) {
+	if o.vmm, err = filepath.Abs(o.vmm); err != nil {
+		return err
+	}
 	b := &floorBench{}
 	if b.dir, err = os.MkdirTemp("", "floor-"); err != nil {
 		return err

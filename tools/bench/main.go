@@ -1,7 +1,8 @@
 // Command bench measures, side by side in one run on one host, what Torpor is for: how long it takes from a client's request to
 // the output of a first command when a sandbox starts from its template's snapshot, when it wakes from its own, and when the
 // same machine is booted cold; and how long a pause takes. With the argument "footprint" it measures what a torpor-vmm takes
-// beyond its guest's memory.
+// beyond its guest's memory; with "restore" restores of the template alone, in variants and beside QEMU; with "floor", on this
+// very machine and any KVM, what a resume costs more than the ioctls it cannot do without.
 //
 // Run on a hardware host it measures there; anywhere else it brings up the emulated host "test", measures inside it, and takes
 // it down again if it was down. Absolute numbers of an emulated host say nothing about hardware; ratios do.
@@ -50,6 +51,7 @@ const (
 	floors     = "floor"
 )
 
+// commands are all that can be measured.
 var commands = []string{wakes, footprints, restores, floors}
 
 func run(ctx context.Context) error {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/vsock"
+	"golang.org/x/sys/unix"
 
 	"torpor/agent/guest"
 	"torpor/images/imageset"
@@ -236,7 +237,7 @@ func (q *qemu) peer(order string, port uint32) (net.Conn, string, error) {
 	}
 }
 
-// sparseCopy copies a file and makes it larger.
+// sparseCopy copies what is in a file, not its holes, and makes it larger.
 func sparseCopy(to, from string, size int64) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -247,6 +248,20 @@ func sparseCopy(to, from string, size int64) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Truncate(size), out.Close())
+	defer out.Close()
+	for at := int64(0); ; {
+		start, err := in.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return errors.Join(out.Truncate(size), out.Close())
+		}
+		if err != nil {
+			return err
+		}
+		if at, err = in.Seek(start, unix.SEEK_HOLE); err != nil {
+			return err
+		}
+		if _, err := io.Copy(io.NewOffsetWriter(out, start), io.NewSectionReader(in, start, at-start)); err != nil {
+			return err
+		}
+	}
 }
