@@ -173,7 +173,7 @@ func (s *server) Restore(_ context.Context, r *vmmpb.RestoreRequest) (*vmmpb.Res
 		c := claims{from: s.inbox}
 		cfg := c.config(r.GetMachine())
 		from := machine.Snapshot{State: c.file(r.GetState()), Base: c.file(r.GetBaseMemory()), Layers: c.all(r.GetMemoryLayers())}
-		from.WorkingSet = c.optional(r.GetWorkingSet())
+		from.WorkingSet, from.Recording = c.optional(r.GetWorkingSet()), r.GetRecording()
 		log := c.optional(r.GetMachine().GetClaim().GetLog())
 		if err := c.check(); err != nil {
 			return nil, err

@@ -105,3 +105,16 @@ func syncPath(path string) error {
 	defer f.Close()
 	return f.Sync()
 }
+
+// Evict drops what the page cache has of a file that is durable, except for what somebody has mapped.
+func (Layers) Evict(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("drop a file from the page cache: %w", err)
+	}
+	defer f.Close()
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return fmt.Errorf("drop %s from the page cache: %w", path, os.NewSyscallError("fadvise64", err))
+	}
+	return nil
+}

@@ -23,6 +23,7 @@ type Builder struct {
 	Layers interface {
 		Create(path string, virtualSize uint64) error
 		Seal(ctx context.Context, path string) error
+		Evict(path string) error
 	}
 	Budgets timing.Budgets
 }

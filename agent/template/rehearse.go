@@ -48,6 +48,10 @@ func (b *Builder) Rehearse(ctx context.Context, t *Template) (err error) {
 	if err := b.Layers.Create(layer, t.DiskBytes); err != nil {
 		return err
 	}
+	// What is in the page cache looks touched where its neighbour was.
+	if err := b.Layers.Evict(t.Snapshot.Path(MemoryFile)); err != nil {
+		return err
+	}
 	start, cancel := context.WithTimeout(ctx, b.Budgets.VMMStart)
 	defer cancel()
 	vm, err := b.VMMs.Start(start, name, dir+".vmm.log")
@@ -62,7 +66,7 @@ func (b *Builder) Rehearse(ctx context.Context, t *Template) (err error) {
 	budget, cancel := context.WithTimeout(ctx, b.Budgets.Restore+b.Budgets.Handshake+b.Budgets.WarmUp)
 	defer cancel()
 	req := &vmmpb.RestoreRequest{
-		State: t.Snapshot.Path(StateFile), BaseMemory: t.Snapshot.Path(MemoryFile),
+		State: t.Snapshot.Path(StateFile), BaseMemory: t.Snapshot.Path(MemoryFile), Recording: true,
 		Machine: t.Machine([]string{t.Layer()}, layer, &vmmpb.Vsock{Cid: guestCID}, &vmmpb.Console{Enabled: true}),
 	}
 	if _, err := vm.Restore(budget, req); err != nil {

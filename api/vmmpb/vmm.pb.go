@@ -850,6 +850,7 @@ type RestoreRequest struct {
 	MemoryLayers []string               `protobuf:"bytes,6,rep,name=memory_layers,json=memoryLayers,proto3" json:"memory_layers,omitempty"` // files: what Save wrote as DIFF or CUMULATIVE, oldest first, the saved one last; none when
 	// the saved machine is the base itself
 	Stopped       bool   `protobuf:"varint,5,opt,name=stopped,proto3" json:"stopped,omitempty"`                        // leave the vCPUs paused
+	Recording     bool   `protobuf:"varint,8,opt,name=recording,proto3" json:"recording,omitempty"`                    // its working set is going to be asked for: memory is brought in page by page, as it is touched
 	WorkingSet    string `protobuf:"bytes,7,opt,name=working_set,json=workingSet,proto3" json:"working_set,omitempty"` // file written by WorkingSet: what to read ahead; empty for nothing, one that is damaged is ignored
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -916,6 +917,13 @@ func (x *RestoreRequest) GetMemoryLayers() []string {
 func (x *RestoreRequest) GetStopped() bool {
 	if x != nil {
 		return x.Stopped
+	}
+	return false
+}
+
+func (x *RestoreRequest) GetRecording() bool {
+	if x != nil {
+		return x.Recording
 	}
 	return false
 }
@@ -2148,14 +2156,15 @@ const file_api_vmmpb_vmm_proto_rawDesc = "" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\x16\n" +
 	"\x06initrd\x18\x03 \x01(\tR\x06initrd\x12\x18\n" +
 	"\acmdline\x18\x04 \x01(\tR\acmdline\"\x0e\n" +
-	"\fBootResponse\"\xdc\x01\n" +
+	"\fBootResponse\"\xfa\x01\n" +
 	"\x0eRestoreRequest\x12-\n" +
 	"\amachine\x18\x01 \x01(\v2\x13.torpor.vmm.MachineR\amachine\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1f\n" +
 	"\vbase_memory\x18\x03 \x01(\tR\n" +
 	"baseMemory\x12#\n" +
 	"\rmemory_layers\x18\x06 \x03(\tR\fmemoryLayers\x12\x18\n" +
-	"\astopped\x18\x05 \x01(\bR\astopped\x12\x1f\n" +
+	"\astopped\x18\x05 \x01(\bR\astopped\x12\x1c\n" +
+	"\trecording\x18\b \x01(\bR\trecording\x12\x1f\n" +
 	"\vworking_set\x18\a \x01(\tR\n" +
 	"workingSetJ\x04\b\x04\x10\x05\"\x81\x01\n" +
 	"\x0fRestoreResponse\x12\"\n" +

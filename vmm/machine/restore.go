@@ -19,6 +19,7 @@ type Snapshot struct {
 	Base   *os.File   // flat memory image
 	Layers []*os.File // pages that differ from what is below, oldest first; none when the saved machine is the base itself
 
+	Recording  bool     // memory is brought in page by page, so that a working set is what was touched and nothing else
 	WorkingSet *os.File // what to read ahead (Machine.WorkingSet), of this memory or of one below it; nil for nothing
 }
 
@@ -65,6 +66,12 @@ func Restore(cfg Config, from Snapshot, stopped bool, log zerolog.Logger) (_ *Ma
 	if err := mem.applyLayers(from.Layers, state); err != nil {
 		mem.close()
 		return nil, phases, err
+	}
+	if from.Recording {
+		if err := mem.readSingly(); err != nil {
+			mem.close()
+			return nil, phases, err
+		}
 	}
 	if from.WorkingSet != nil {
 		mem.prefetch, from.WorkingSet = startPrefetch(mem, from.WorkingSet, log), nil

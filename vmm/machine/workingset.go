@@ -6,6 +6,8 @@ import (
 	"math"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"torpor/vmm/snapshot"
 )
 
@@ -15,9 +17,9 @@ type recorder struct {
 	count uint8
 }
 
-// WorkingSet writes which pages the machine has touched since it was made to f: those that are mapped in this process, which with
-// a page that was read are its neighbours in the page cache too (the kernel maps up to 16 at once). Pages of earlier calls come
-// first. A machine that was given a working set finds that in its own. f is closed.
+// WorkingSet writes which pages the machine has touched since it was made to f: those that are mapped in this process. With a page
+// that was read these are also its neighbours in the page cache, since the kernel maps up to 16 at once: who wants to know exactly
+// begins with memory that is not in the page cache, and restores with Recording. Pages of earlier calls come first. f is closed.
 func (m *Machine) WorkingSet(f *os.File) (all, written uint64, err error) {
 	defer closeFiles(f)
 	m.mu.Lock()
@@ -75,6 +77,16 @@ func (r *recorder) runs(out []snapshot.Touched, entries []uint64, stage uint8) [
 		out = append(out, snapshot.Touched{Page: uint32(page), Pages: 1, Stage: uint16(stage), Written: written})
 	}
 	return out
+}
+
+// readSingly has the kernel read nothing beside a page that is touched.
+func (r *ram) readSingly() error {
+	for _, region := range r.mem.Regions() {
+		if err := unix.Madvise(region.Bytes, unix.MADV_RANDOM); err != nil {
+			return fmt.Errorf("record what is touched: %w", os.NewSyscallError("madvise", err))
+		}
+	}
+	return nil
 }
 
 // pagemap reads the entries of all pages of the flat image.

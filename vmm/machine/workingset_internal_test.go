@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
 
 	"torpor/vmm/guestmem"
 	"torpor/vmm/snapshot"
@@ -110,6 +112,39 @@ func TestWorkingSetIsRecordedAndPrefetched(t *testing.T) {
 		t.Fatal(err)
 	}
 	counts(t, again, again.peek(t, tinyCounter))
+}
+
+// A recording has what was touched, and not what lies beside it in the page cache.
+func TestRecordingIsExact(t *testing.T) {
+	cfg := testConfig(1, 128*mib)
+	m := bootTiny(t, cfg)
+	counts(t, m, 0)
+	for page := range guestmem.Addr(8) {
+		m.poke(t, (readPage+page)*snapshot.PageSize, 1)
+	}
+	full, _ := save(t, m, "")
+	f := openFile(t, full.base, os.O_RDWR)
+	defer f.Close()
+	err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type == unix.TMPFS_MAGIC {
+		t.Skipf("needs a file system whose pages can be dropped: type %#x, %v", fs.Type, err)
+	}
+	from := full.open(t)
+	from.Recording = true
+	again, _, err := Restore(cfg, from, true, zerolog.New(zerolog.NewTestWriter(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeMachine(t, again) })
+	again.peek(t, (readPage+3)*snapshot.PageSize)
+	w := record(t, again, filepath.Join(t.TempDir(), "ws"))
+	if r, ok := runOf(w, readPage+3); !ok || r.Pages != 1 {
+		t.Errorf("a page that was read: %+v, %v", r, ok)
+	}
 }
 
 func TestBadWorkingSetIsIgnored(t *testing.T) {
