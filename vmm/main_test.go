@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -301,6 +302,68 @@ func wholeLife(t *testing.T, command func(*testing.T) *exec.Cmd) {
 		if err := errors.Join(snapshot.VerifyMemory(in("mem"), state), snapshot.VerifyLayers(state, in(diff))); err != nil {
 			t.Error(err)
 		}
+	}
+	verifies(t, command, dir)
+}
+
+// verifies restores with a layer that is mapped, and with the same one damaged: what was mapped is compared, in a thread of the
+// lowest priority, before anything is saved.
+func verifies(t *testing.T, command func(*testing.T) *exec.Cmd, dir string) {
+	t.Helper()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	const create = os.O_CREATE | os.O_TRUNC | os.O_RDWR
+	state, err := snapshot.ReadState(in("state2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer, err := os.Create(in("layer256"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layer.Close()
+	b := snapshot.NewLayerBuilder(snapshot.LayerInfo{ID: state.ID, MemoryBytes: state.Shape.MemoryBytes, Base: state.Base(), Parent: state.Base()})
+	data := bytes.Repeat([]byte{1}, snapshot.ChunkBytes)
+	if err := b.Add(snapshot.RunData, 0x4000, uint64(len(data)/snapshot.PageSize)); err != nil {
+		t.Fatal(err)
+	}
+	b.Runs[0].Sum = snapshot.Checksum(data)
+	_, err = layer.WriteAt(data, int64(b.Runs[0].Offset))
+	info, finished := b.Finish(layer)
+	if err := errors.Join(err, finished); err != nil {
+		t.Fatal(err)
+	}
+	state.Memory.Top = info.Name()
+	if err := os.WriteFile(in("state3"), state.Encode(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, damaged := range []bool{false, true} {
+		if damaged {
+			if _, err := layer.WriteAt([]byte{2}, 100_000); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := start(t, command)
+		_, err := p.Restore(p.ctx(), &vmmpb.RestoreRequest{
+			Machine: p.machine(dir), State: p.send(in("state3"), os.O_RDONLY), BaseMemory: p.send(in("mem"), os.O_RDONLY),
+			MemoryLayers: []string{p.send(in("layer256"), os.O_RDONLY)}, Stopped: true,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.Save(p.ctx(), &vmmpb.SaveRequest{
+			Kind: vmmpb.SaveKind_SAVE_KIND_DIFF, State: p.send(in("state4"), create), Memory: p.send(in("diff4"), create),
+		})
+		if damaged {
+			if apierr.As(apierr.FromStatus(err)).Code != apierr.SandboxBroken || !strings.Contains(err.Error(), "memory layer 1, pages 16384-16639") {
+				t.Errorf("saved what is damaged: %v", err)
+			}
+			if end, err := p.Wait(p.ctx(), &vmmpb.WaitRequest{}); err != nil || end.Reason != "memory" || !strings.Contains(end.Detail, "memory layer 1") {
+				t.Errorf("ended by %v, %v", end, err)
+			}
+		} else if err != nil {
+			t.Error(err)
+		}
+		p.quit()
 	}
 }
 
