@@ -19,7 +19,13 @@ import (
 // run executes a shell script as the guest's root and returns its output. The error is about the way there and back.
 func (g *guest) run(t *testing.T, script string) (out string, exit int32, err error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), guestTimeout)
+	return g.runWithin(t, guestTimeout, script)
+}
+
+// runWithin is run for a script that may take so long.
+func (g *guest) runWithin(t *testing.T, limit time.Duration, script string) (out string, exit int32, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
