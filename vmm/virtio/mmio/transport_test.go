@@ -363,7 +363,7 @@ type directProbe struct {
 	work   func()
 }
 
-func (p *directProbe) Direct(queue int) bool { return queue == 1 }
+func (p *directProbe) Waits(queue int) bool { return queue == 1 }
 
 func (p *directProbe) Serve(queue int) func() {
 	p.call("serve", p.active && !p.paused && queue == 1)
