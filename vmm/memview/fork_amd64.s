@@ -75,7 +75,29 @@ piece:
 	JZ      answer
 	MOVQ    0(BX), SI
 	MOVQ    8(BX), DI
-	MOVQ    16(BX), CX
+	MOVQ    16(BX), DX
+	MOVQ    DX, CX
+	SHRQ    $6, CX
+
+block: // 64 bytes at a time: an emulated processor does string instructions byte by byte
+	TESTQ   CX, CX
+	JZ      rest
+	MOVOU   0(SI), X0
+	MOVOU   16(SI), X1
+	MOVOU   32(SI), X2
+	MOVOU   48(SI), X3
+	MOVOU   X0, 0(DI)
+	MOVOU   X1, 16(DI)
+	MOVOU   X2, 32(DI)
+	MOVOU   X3, 48(DI)
+	ADDQ    $64, SI
+	ADDQ    $64, DI
+	DECQ    CX
+	JMP     block
+
+rest:
+	MOVQ    DX, CX
+	ANDQ    $63, CX
 	CLD
 	REP; MOVSB
 	ADDQ    $PIECE_SIZE, BX
