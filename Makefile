@@ -3,7 +3,7 @@
 GOLANGCI_LINT_VERSION := v2.15.0
 FUZZTIME ?= 60s
 RUN ?= .
-LONG ?= ^(TestCycles|TestClock|TestKillsAtRandom)$$
+LONG ?= ^(TestCycles|TestClock|TestManyWakeAtOnce|TestKillsAtRandom)$$
 CMD ?= true
 INSTANCE ?= up
 

@@ -78,7 +78,8 @@ func (s *system) bringUp(ctx context.Context) error {
 			vars[name] = value
 		}
 	}
-	s.Client = &rest.Client{API: vars["E2B_API_URL"], Sandbox: vars["E2B_SANDBOX_URL"], Key: vars["E2B_API_KEY"], HTTP: &http.Client{}}
+	keepAlive := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+	s.Client = &rest.Client{API: vars["E2B_API_URL"], Sandbox: vars["E2B_SANDBOX_URL"], Key: vars["E2B_API_KEY"], HTTP: keepAlive}
 	if s.API == "" || s.Sandbox == "" || s.Key == "" {
 		return fmt.Errorf("torpor up did not print the three E2B variables:\n%s", out)
 	}
