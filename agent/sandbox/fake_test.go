@@ -25,6 +25,7 @@ import (
 	"torpor/agent/vmproc"
 	"torpor/api/apierr"
 	"torpor/api/guestpb"
+	"torpor/vmm/snapshot"
 )
 
 // world stands for the host: processes that live on when an agent goes, and guests in them. It checks by itself that there
@@ -50,9 +51,10 @@ type proc struct {
 	gone        chan struct{} // closed when the process has ended
 	guestEnd    chan struct{} // closed when the guest has ended
 	endReason   string
-	state       string // idle | running | paused | ended
-	memory      pages  // what the guest keeps in RAM only
-	restored    pages  // what it was restored with: what a DIFF is relative to
+	state       string          // idle | running | paused | ended
+	memory      pages           // what the guest keeps in RAM only
+	restored    pages           // what it was restored with: what a DIFF is relative to
+	below       snapshot.Digest // the name of what a DIFF lies upon
 	booted      bool
 	disk        []*fakeLayer // the layers its disk consists of, the top last
 	top         string       // path of the top
@@ -117,6 +119,15 @@ func (w *world) setMemory(name, memory string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.procs[name].memory[0] = memory
+}
+
+// fill gives a guest so much memory in use that what it writes later is little beside it, and not worth a merge.
+func (w *world) fill(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for n := uint64(40); n < 240; n++ {
+		w.procs[name].memory[n] = "in use"
+	}
 }
 
 func (w *world) memory(name string) string {

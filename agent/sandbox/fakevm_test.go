@@ -38,14 +38,17 @@ func pageOf(text string) []byte {
 	return b
 }
 
-// writeLayer writes pages as a memory layer; from is what they are compared with.
-func writeLayer(path string, now, from pages) (snapshot.Digest, error) {
+// fakeBase is the digest of every base.
+var fakeBase = snapshot.Digest{1}
+
+// writeLayer writes pages as a memory layer; from is what they are compared with, below the name of what it lies upon.
+func writeLayer(path string, now, from pages, below snapshot.Digest) (snapshot.Digest, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return snapshot.Digest{}, err
 	}
 	defer f.Close()
-	b := snapshot.NewLayerBuilder(snapshot.LayerInfo{MemoryBytes: fakeMemory, Base: snapshot.Digest{1}, Parent: snapshot.Digest{1}})
+	b := snapshot.NewLayerBuilder(snapshot.LayerInfo{MemoryBytes: fakeMemory, Base: fakeBase, Parent: below})
 	for _, n := range slices.Sorted(maps.Keys(now)) {
 		if now[n] == from[n] {
 			continue
@@ -63,27 +66,27 @@ func writeLayer(path string, now, from pages) (snapshot.Digest, error) {
 	return info.Digest, errors.Join(err, f.Sync())
 }
 
-// readLayer puts the pages of a layer over those that are there.
-func readLayer(path string, into pages) error {
+// readLayer puts the pages of a layer over those that are there, and returns its name.
+func readLayer(path string, into pages) (snapshot.Digest, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return err
+		return snapshot.Digest{}, err
 	}
 	defer f.Close()
 	d, err := snapshot.OpenLayer(f, "the layer")
 	if err != nil {
-		return err
+		return snapshot.Digest{}, err
 	}
 	for _, r := range d.Runs {
 		b := make([]byte, r.Bytes())
 		if err := d.ReadRun(r, b); err != nil {
-			return err
+			return snapshot.Digest{}, err
 		}
 		for i := range uint64(r.Pages) {
 			into[r.Page+i] = string(bytes.TrimRight(b[i*snapshot.PageSize:][:snapshot.PageSize], "\x00"))
 		}
 	}
-	return nil
+	return d.Info.Name(), nil
 }
 
 // writeFlat writes pages as a flat memory.
@@ -284,8 +287,10 @@ func (v *fakeVM) Boot(ctx context.Context, r *vmmpb.BootRequest) (*vmmpb.BootRes
 func (v *fakeVM) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.RestoreResponse, error) {
 	err := v.in(ctx, "restore", []string{"idle"}, func() error {
 		memory, err := readFlat(r.BaseMemory)
+		below := fakeBase
 		for _, l := range r.MemoryLayers {
-			err = errors.Join(err, readLayer(l, memory))
+			name, lerr := readLayer(l, memory)
+			below, err = name, errors.Join(err, lerr)
 		}
 		err = errors.Join(err, v.takeDisk(r.Machine))
 		raw, rerr := os.ReadFile(r.State)
@@ -301,7 +306,7 @@ func (v *fakeVM) Restore(ctx context.Context, r *vmmpb.RestoreRequest) (*vmmpb.R
 				v.w.breachLocked(fmt.Sprintf("%s was restored on disk %q, its memory was saved with %q", v.p.name, got, st.Disk))
 			}
 		}
-		v.p.memory, v.p.restored = memory, maps.Clone(memory)
+		v.p.memory, v.p.restored, v.p.below = memory, maps.Clone(memory), below
 		v.runsLocked()
 		return nil
 	})
@@ -342,9 +347,9 @@ func (v *fakeVM) saveLocked(r *vmmpb.SaveRequest) (*vmmpb.SaveResponse, error) {
 		if v.p.booted {
 			return nil, apierr.New(apierr.BadRequest, "the machine was booted: there is nothing to differ from")
 		}
-		digest, err = writeLayer(r.Memory, v.p.memory, v.p.restored)
+		digest, err = writeLayer(r.Memory, v.p.memory, v.p.restored, v.p.below)
 	case vmmpb.SaveKind_SAVE_KIND_CUMULATIVE:
-		digest, err = writeLayer(r.Memory, v.p.memory, nil)
+		digest, err = writeLayer(r.Memory, v.p.memory, nil, fakeBase)
 	default:
 		err = errors.New("no kind")
 	}

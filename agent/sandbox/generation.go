@@ -12,8 +12,8 @@ import (
 	"torpor/api/vmmpb"
 )
 
-// maxMemoryChain is how many memory layers a generation may have: a restore looks into every one. The VMM takes one.
-const maxMemoryChain = 1
+// maxMemoryChain is how many memory layers a generation may have: a restore looks into every one.
+const maxMemoryChain = 4
 
 // oldMemoryFile is the memory of a generation of an earlier version, on which no layer can be put.
 const oldMemoryFile = "mem.diff"

@@ -60,6 +60,7 @@ func TestPlanWritesAsLittleAsItCan(t *testing.T) {
 	s := r.create("i1")
 	r.pause(s)
 	r.resume(s)
+	chain := r.manifest(s).Memory
 	for name, tc := range map[string]struct {
 		change func(*store.Sandbox)
 		kind   vmmpb.SaveKind
@@ -67,15 +68,15 @@ func TestPlanWritesAsLittleAsItCan(t *testing.T) {
 		memory []string
 	}{
 		"from the template":  {func(r *store.Sandbox) { r.Base = 0 }, vmmpb.SaveKind_SAVE_KIND_DIFF, "", []string{"mem-9"}},
-		"from a generation":  {func(*store.Sandbox) {}, vmmpb.SaveKind_SAVE_KIND_CUMULATIVE, "", []string{"mem-9"}},
+		"from a generation":  {func(*store.Sandbox) {}, vmmpb.SaveKind_SAVE_KIND_DIFF, "", append(slices.Clone(chain), "mem-9")},
 		"booted":             {func(r *store.Sandbox) { r.Base, r.Booted = 0, true }, vmmpb.SaveKind_SAVE_KIND_FULL, "mem-9", []string{}},
 		"its base is lost":   {func(r *store.Sandbox) { r.Base = 7 }, vmmpb.SaveKind_SAVE_KIND_FULL, "mem-9", []string{}},
-		"from a full memory": {func(r *store.Sandbox) { r.Base = 100 }, vmmpb.SaveKind_SAVE_KIND_DIFF, "all", []string{"mem-9"}},
+		"from a full memory": {func(r *store.Sandbox) { r.Base = 100 }, vmmpb.SaveKind_SAVE_KIND_DIFF, "all", []string{"one", "mem-9"}},
 		"too long a chain":   {func(r *store.Sandbox) { r.Base = 101 }, vmmpb.SaveKind_SAVE_KIND_CUMULATIVE, "all", []string{"mem-9"}},
 		"an old format":      {func(r *store.Sandbox) { r.Base = 102 }, vmmpb.SaveKind_SAVE_KIND_CUMULATIVE, "", []string{"mem-9"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			forge(t, s, 100, "all")
+			forge(t, s, 100, "all", "one")
 			forge(t, s, 101, "all", "a", "b", "c", "d")
 			forge(t, s, 102, "", oldMemoryFile)
 			rec := s.View().Sandbox
@@ -173,6 +174,7 @@ func (r *rig) freezes() { r.restart(func() { r.cfg.FrozenFor = 1 << 40 }) }
 func TestPreviousGenerationStaysUntilTheNewOneWasResumed(t *testing.T) {
 	r := newRig(t)
 	s := r.create("i1")
+	r.w.fill("i1")
 	r.pause(s)
 	r.resume(s)
 	r.pause(s)
@@ -206,6 +208,7 @@ func TestDamageOfEveryFile(t *testing.T) {
 					r := newRig(t)
 					other := r.create("other")
 					s := r.create("i1")
+					r.w.fill("i1")
 					if previous {
 						r.pause(s)
 						r.resume(s)
@@ -406,4 +409,49 @@ func TestNoRoomForASnapshot(t *testing.T) {
 	r.pause(s)
 	r.resume(s)
 	r.remembers("i1", 1, 2)
+}
+
+// A sandbox that sleeps on disk has its layers merged, and the old generation stays until the new one was resumed.
+func TestMemoryLayersAreMergedInTheBackground(t *testing.T) {
+	r := newRig(t)
+	s := r.create("i1")
+	for range 2 {
+		r.pause(s)
+		r.resume(s)
+	}
+	before := r.pause(s).Generation
+	r.untilTidied(s)
+	v := s.View()
+	m := r.manifest(s)
+	if v.Generation == before || len(m.Memory) != 1 || m.Merged != before {
+		t.Errorf("generation %d after %d, of %q, merged from %d", v.Generation, before, m.Memory, m.Merged)
+	}
+	r.verifyAll("i1")
+	if !slices.Contains(s.generations(), before) {
+		t.Errorf("the generation it was made of is gone: %d", s.generations())
+	}
+	r.resume(s)
+	r.remembers("i1", 1, 2, 3, 4)
+	r.untilTidied(s)
+	if g := s.generations(); !slices.Equal(g, []uint64{v.Generation}) {
+		t.Errorf("generations %d", g)
+	}
+}
+
+func TestWorthMerging(t *testing.T) {
+	for _, tc := range []struct {
+		sizes []uint64
+		want  bool
+	}{
+		{nil, false},
+		{[]uint64{100}, false},
+		{[]uint64{100, 12}, false},
+		{[]uint64{100, 13}, true},
+		{[]uint64{100, 6, 6}, false},
+		{[]uint64{1000, 1, 1, 1}, true}, // the next pause would have no room in the chain
+	} {
+		if got := worthMerging(tc.sizes); got != tc.want {
+			t.Errorf("%d: %v", tc.sizes, got)
+		}
+	}
 }

@@ -171,7 +171,8 @@ func TestMemorySurvivesManyPauses(t *testing.T) {
 	r.w.setMemory("i1", "nonce")
 	for cycle := uint64(1); cycle <= 12; cycle++ {
 		v := r.pause(s)
-		if v.VM() != Paused || v.Generation != cycle || v.Envd.State != Absent {
+		if v.VM() != Paused || v.Generation < cycle || // merges have numbers too
+			v.Envd.State != Absent {
 			t.Fatalf("cycle %d: paused as %+v", cycle, v)
 		}
 		if time.Since(v.EndAt) > time.Minute || v.EndAt.After(time.Now()) {

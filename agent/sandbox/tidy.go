@@ -52,7 +52,10 @@ func (s *Sandbox) clearUp(ctx context.Context) error {
 	if err := s.mergeLayers(ctx); err != nil {
 		return err
 	}
-	return s.sealLayers(ctx)
+	if err := s.sealLayers(ctx); err != nil {
+		return err
+	}
+	return s.mergeMemory(ctx)
 }
 
 // removeOldGenerations removes those that have been replaced.

@@ -1,6 +1,8 @@
 package snapcache
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -40,4 +42,28 @@ func flatSum(f *os.File) (Sum, error) {
 		sums = append(sums, snapshot.Checksum(b))
 	}
 	return Sum{Flat: snapshot.BaseDigest(size, sums).String()}, nil
+}
+
+// MergeMemory writes one memory layer into the draft, under the given name, that stands for all of another snapshot's. It is durable
+// when it returns. Once begun it is finished whatever becomes of ctx.
+func (d *Draft) MergeMemory(ctx context.Context, from *Snapshot, name string) (_ Sum, err error) {
+	if err := ctx.Err(); err != nil {
+		return Sum{}, err
+	}
+	dst, err := os.OpenFile(d.Path(name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return Sum{}, err
+	}
+	defer func() { err = errors.Join(err, dst.Close()) }()
+	var layers []*os.File
+	for _, l := range from.Manifest.Memory {
+		f, err := os.Open(from.Path(l))
+		if err != nil {
+			return Sum{}, &PartError{from.Dir, l, err.Error()}
+		}
+		defer f.Close()
+		layers = append(layers, f)
+	}
+	info, err := snapshot.Merge(dst, layers...)
+	return Sum{Layer: info.Digest.String()}, err
 }
