@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -42,7 +43,7 @@ func (m *Manager) reconcile() error {
 	if err := m.endStrays(); err != nil {
 		return err
 	}
-	for _, s := range m.byID {
+	for _, s := range slices.Collect(maps.Values(m.byID)) { // one that ends takes itself out of the map
 		s.resolveEnd()
 		m.run(s)
 	}

@@ -41,6 +41,7 @@ type Sandbox struct {
 	point    *checkpoint // the one under way, nil if none
 	rollback *rollback   // the one that is under way or waits for a pause, nil if none
 	tidying  *task       // clears up old files, nil if it never ran
+	tidies   bool        // tidying is under way
 	untidy   bool        // it is to look once more
 	deadline deadline
 	ended    bool // loop is to return

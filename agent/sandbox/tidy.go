@@ -22,22 +22,21 @@ func (s *Sandbox) tidy() {
 	if s.m.ctx.Err() != nil {
 		return
 	}
-	if s.tidying != nil {
-		select {
-		case <-s.tidying.done:
-		default:
-			s.untidy = true // what it has looked at already may be another now
-			return
-		}
+	if s.tidies {
+		s.untidy = true // what it has looked at already may be another now
+		return
 	}
-	s.untidy = false
+	s.tidies, s.untidy = true, false
 	s.tidying = s.goTask(func(ctx context.Context) {
-		for again := true; again && ctx.Err() == nil; {
+		for again := true; again; {
 			if err := s.clearUp(ctx); err != nil && ctx.Err() == nil {
 				s.log.Warn().Err(err).Msg("clearing up old files")
 			}
 			again = false
-			s.do(func() { again, s.untidy = s.untidy, false })
+			s.do(func() {
+				again = s.untidy && ctx.Err() == nil
+				s.tidies, s.untidy = again, false
+			})
 		}
 	})
 }
