@@ -19,6 +19,7 @@ const (
 	scriptLimit       = 2 * time.Minute  // one SDK script
 	cyclesLimit       = 5 * time.Minute  // the script of 20 cycles
 	hostTestLimit     = 3 * time.Minute  // a test binary in the host
+	damageLimit       = 5 * time.Second  // an answer about a damaged file
 
 	setupLimit = 30 * time.Minute // bringing the system up, the image and the template included; not multiplied
 	npmLimit   = 5 * time.Minute  // not multiplied
