@@ -72,7 +72,7 @@ func TestCheckpointStopsForAFractionOfAPause(t *testing.T) {
 	}
 	checkpoint, pause := stops(t, dirty+512*mib, dirty)
 	t.Logf("%d MiB dirty: stood still for %v, a pause takes %v: 1/%.0f", dirty/mib, checkpoint, pause, pause.Seconds()/checkpoint.Seconds())
-	if checkpoint > pause/5 {
+	if checkpoint > pause/5 && !raceDetector { // whose bookkeeping is what the stop then consists of
 		t.Error("a checkpoint stops for too much of what a pause takes")
 	}
 }

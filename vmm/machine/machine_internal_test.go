@@ -301,8 +301,8 @@ func TestOperationsAreRefusedByName(t *testing.T) {
 		}
 	}
 	mixed := savedFiles{state: full.state, base: full.base, diff: full.base}
-	if _, _, err := Restore(testConfig(1, 128*mib), mixed.open(t), true, zerolog.Nop()); !errors.Is(err, snapshot.ErrMismatch) {
-		t.Errorf("restore of a full snapshot with a diff: %v", err)
+	if _, _, err := Restore(testConfig(1, 128*mib), mixed.open(t), true, zerolog.Nop()); !errors.As(err, new(*snapshot.Error)) {
+		t.Errorf("restore of a full snapshot with what is no layer: %v", err)
 	}
 }
 
